@@ -1,0 +1,1 @@
+"""jaxrl_vr: reinforcement learning from verifiable rewards in JAX. Importing it loads nothing."""

@@ -1,0 +1,60 @@
+"""Shape checks and the pytree dataclass helper. jax is all this file needs.
+
+Letters: B rollouts or rows, G samples of a prompt, P prompts, T tokens of a row, D model width,
+V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar, dataclass_transform
+
+import jax
+
+from jaxrl_vr.types import Max, Mean, Metrics, Min
+
+__all__ = ["Max", "Mean", "Metrics", "Min", "check", "pytree_dataclass"]
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def pytree_dataclass(cls: type[T]) -> type[T]:
+    """Makes `cls` a frozen dataclass whose every field is a pytree child."""
+    return jax.tree_util.register_dataclass(dataclasses.dataclass(frozen=True)(cls))
+
+
+def check(letters: str, /, **arrays: Any) -> dict[str, int]:
+    """Checks that arrays have the shapes that `letters` spells, in keyword order.
+
+    A dimension letter stands for one size throughout the call, so broadcasting cannot hide a bug.
+
+    Args:
+      letters: shapes apart by commas, such as `"BT, BT, B"`; an empty shape is a scalar.
+      **arrays: name -> array (or None, which is skipped), as many as there are shapes.
+
+    Returns:
+      Letter -> size.
+
+    Raises:
+      ValueError: a rank or a size differs; the message names the array and both shapes.
+    """
+    shapes = [s.strip() for s in letters.split(",")]
+    if len(shapes) != len(arrays):
+        raise ValueError(f"check: {len(shapes)} shapes in {letters!r} for {len(arrays)} arrays")
+    sizes: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for shape, (name, array) in zip(shapes, arrays.items(), strict=True):
+        if array is None:
+            continue
+        got = tuple(array.shape) if hasattr(array, "shape") else ()
+        if len(got) != len(shape):
+            raise ValueError(f"{name}: expected shape [{', '.join(shape)}], got {list(got)}")
+        for letter, size in zip(shape, got, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise ValueError(
+                    f"{name}: expected shape [{', '.join(shape)}] with {letter} = {sizes[letter]} "
+                    f"as in {first[letter]}, got {list(got)}"
+                )
+            first.setdefault(letter, name)
+    return sizes
