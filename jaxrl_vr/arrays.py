@@ -10,10 +10,11 @@ import dataclasses
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
+import jax.numpy as jnp
 
-from jaxrl_vr.types import Max, Mean, Metrics, Min
+from jaxrl_vr.types import Max, Mean, Metric, Metrics, Min
 
-__all__ = ["Max", "Mean", "Metrics", "Min", "check", "pytree_dataclass"]
+__all__ = ["Max", "Mean", "Metrics", "Min", "check", "merge_metrics", "pytree_dataclass"]
 
 T = TypeVar("T")
 
@@ -58,3 +59,19 @@ def check(letters: str, /, **arrays: Any) -> dict[str, int]:
                 )
             first.setdefault(letter, name)
     return sizes
+
+
+def merge_metrics(a: Metrics, b: Metrics) -> Metrics:
+    """Metrics of two parts as those of the whole; both hold the same names."""
+    return {name: _merge(a[name], b[name]) for name in a}
+
+
+def _merge(a: Metric, b: Metric) -> Metric:
+    match a, b:
+        case Mean(), Mean():
+            return Mean(a.sum + b.sum, a.count + b.count)
+        case Min(), Min():
+            return Min(jnp.minimum(a.value, b.value))
+        case Max(), Max():
+            return Max(jnp.maximum(a.value, b.value))
+    raise ValueError(f"metrics of two kinds under one name: {type(a)} and {type(b)}")

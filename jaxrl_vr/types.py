@@ -77,6 +77,7 @@ class Prefix:
 
     token_ids: tuple[int, ...] = ()
     logp: tuple[float, ...] = ()
+    kept_mass: tuple[float, ...] | None = None  # None: support uncut
     source: tuple[TokenSource, ...] = ()
     version: tuple[int, ...] = ()
 

@@ -1,0 +1,117 @@
+"""The command line: `jaxrl-vr train | eval | sample | export`.
+
+Imports stay inside the functions, so that `--help` and config errors come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxrl_vr.train.config import RunConfig
+
+_INIT = "weights: base (those of [model]), a stage's name, or a model folder"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs a command; exits with 2 for faulty input and 1 for what failed on the way."""
+    args = _parser().parse_args(argv)
+    try:
+        code = args.command(args)
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        code = 1
+    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
+        if args.traceback:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        code = 2 if isinstance(error, ValueError) else 1
+    sys.exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jaxrl-vr", description="Reinforcement learning from verifiable rewards, in JAX."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, function: object, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.add_argument(
+            "config", nargs="+", help="TOML files, merged left to right, then a.b=value"
+        )
+        sub.add_argument("--traceback", action="store_true", help="show where an error arose")
+        sub.set_defaults(command=function)
+        return sub
+
+    train = command("train", _train, "run the stages of a config, or resume them")
+    train.add_argument(
+        "--dry-run", action="store_true", help="print the resolved config and its arithmetic"
+    )
+    evaluate = command("eval", _eval, "evaluate weights on a config's tasks")
+    evaluate.add_argument("--init", default="base", help=_INIT)
+    evaluate.add_argument("--task", action="append", help="name of a task; default: all")
+    sample = command("sample", _sample, "answer prompts, from the keyboard or a file")
+    sample.add_argument("--init", default="base", help=_INIT)
+    sample.add_argument("--prompts", type=Path, help="text file with a prompt a line")
+    sample.add_argument("--source", help="data source whose template to use")
+    export = command("export", _export, "write a stage's weights as a Hugging Face folder")
+    export.add_argument("--init", required=True, help=_INIT)
+    export.add_argument("--out", type=Path, required=True, help="the folder to write")
+    export.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    return parser
+
+
+def _config(args: argparse.Namespace) -> RunConfig:
+    from jaxrl_vr.config import load
+    from jaxrl_vr.train.config import RunConfig
+
+    files = [a for a in args.config if "=" not in a]
+    return load(RunConfig, files, [a for a in args.config if "=" in a])
+
+
+def _train(args: argparse.Namespace) -> int:
+    config = _config(args)
+    if args.dry_run:
+        from jaxrl_vr.config import dump
+        from jaxrl_vr.train.arithmetic import arithmetic
+
+        print(dump(config))
+        print(arithmetic(config))
+        return 0
+    from jaxrl_vr.train.interrupt import Interrupted
+    from jaxrl_vr.train.run import run
+
+    try:
+        run(config)
+    except Interrupted as interrupted:
+        print(f"ended by {interrupted}; the same command goes on from here", file=sys.stderr)
+        return 128 + interrupted.signum
+    return 0
+
+
+def _eval(args: argparse.Namespace) -> int:
+    from jaxrl_vr.train.once import evaluate_once
+
+    evaluate_once(_config(args), args.init, args.task)
+    return 0
+
+
+def _sample(args: argparse.Namespace) -> int:
+    from jaxrl_vr.train.once import sample_once
+
+    sample_once(_config(args), args.init, args.prompts, args.source)
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from jaxrl_vr.train.once import export_once
+
+    export_once(_config(args), args.init, args.out, args.dtype)
+    return 0

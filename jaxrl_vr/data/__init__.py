@@ -1,0 +1,1 @@
+"""Examples, tokenizers, templates, sources and the order in which examples are drawn. No jax."""

@@ -1,0 +1,165 @@
+"""Log-probs and entropy of tokens, from hidden states and the LM head.
+
+The sampler and the learner both take their log-probs from here: log_softmax(logits / T), from a
+float32 product with explicit precision.
+
+N tokens, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_vr.arrays import check
+
+# Logits of one chunk: 2**24 float32 values are 64 MiB, small beside a model, and still hundreds
+# of tokens at a vocabulary of 50,000, enough to keep a matrix unit busy.
+_CHUNK_ELEMENTS = 2**24
+
+
+def scaled_logits(hidden: jax.Array, head: jax.Array, temperature: jax.Array) -> jax.Array:
+    """Logits over temperature, in float32.
+
+    Args:
+      hidden: [N, D] final hidden states.
+      head: [V, D] LM head.
+      temperature: [N] float32, above 0.
+
+    Returns:
+      [N, V] float32.
+
+    >>> scaled_logits(jnp.eye(2), jnp.array([[2.0, 0.0]]), jnp.array([1.0, 2.0])).tolist()
+    [[2.0], [0.0]]
+    """
+    check("ND, VD, N", hidden=hidden, head=head, temperature=temperature)
+    # JAX's default float32 product is reduced on TPU and may be TF32 on GPU.
+    logits = jnp.einsum(
+        "ND,VD->NV",
+        hidden,
+        head,
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+    return logits / temperature[:, None]
+
+
+def token_logprob(logits: jax.Array, token: jax.Array) -> jax.Array:
+    """Log-prob of one token a row: logits at the token less their log-sum-exp.
+
+    Args:
+      logits: [N, V] float32, already over temperature.
+      token: [N] int32.
+
+    Returns:
+      [N] float32.
+
+    >>> print(token_logprob(jnp.zeros((1, 4)), jnp.array([2])).round(4))
+    [-1.3863]
+    """
+    check("NV, N", logits=logits, token=token)
+    chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+    return chosen - jax.nn.logsumexp(logits, axis=1)
+
+
+def token_logprobs(
+    hidden: jax.Array,
+    head: jax.Array,
+    token: jax.Array,
+    temperature: jax.Array,
+    *,
+    chunk: int | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Log-prob of each token and entropy of its distribution; `[N, V]` never exists.
+
+    log p_n = z_n[token_n] - logsumexp(z_n), H_n = logsumexp(z_n) - sum_v p_nv z_nv, with
+    z = hidden head^T / T, a chunk of tokens at a time. The backward pass computes each chunk's
+    logits again, so that memory does not grow with N times V; the head's gradient accumulates in
+    float32.
+
+    Args:
+      hidden: [N, D] final hidden states.
+      head: [V, D] LM head.
+      token: [N] int32.
+      temperature: [N] float32, above 0; carries no gradient.
+      chunk: tokens at a time; None: as many as keep a chunk's logits near 64 MiB.
+
+    Returns:
+      logp [N] float32 and entropy [N] float32 in nats.
+
+    >>> logp, entropy = token_logprobs(
+    ...     jnp.zeros((1, 2)), jnp.ones((4, 2)), jnp.array([0]), jnp.ones(1))
+    >>> print(logp.round(4), entropy.round(4))
+    [-1.3863] [1.3863]
+    """
+    sizes = check("ND, VD, N, N", hidden=hidden, head=head, token=token, temperature=temperature)
+    num_tokens = sizes["N"]
+    if chunk is None:
+        chunk = max(1, _CHUNK_ELEMENTS // sizes["V"])
+    chunk = min(chunk, num_tokens)
+    pad = -num_tokens % chunk
+    hidden = jnp.pad(hidden, ((0, pad), (0, 0)))
+    token = jnp.pad(token, (0, pad))
+    temperature = jnp.pad(temperature, (0, pad), constant_values=1.0)
+    logp, entropy = _chunked(hidden, head, token, temperature, chunk)
+    return logp[:num_tokens], entropy[:num_tokens]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _chunked(hidden, head, token, temperature, chunk):
+    def one(inputs):
+        hidden, token, temperature = inputs
+        logits = scaled_logits(hidden, head, temperature)
+        logsumexp = jax.nn.logsumexp(logits, axis=1)
+        probs = jnp.exp(logits - logsumexp[:, None])
+        entropy = logsumexp - jnp.sum(probs * logits, axis=1)
+        return token_logprob(logits, token), entropy
+
+    logp, entropy = jax.lax.map(one, _split((hidden, token, temperature), chunk))
+    return logp.reshape(-1), entropy.reshape(-1)
+
+
+def _forward(hidden, head, token, temperature, chunk):
+    out = _chunked(hidden, head, token, temperature, chunk)
+    return out, (hidden, head, token, temperature)
+
+
+def _backward(chunk, saved, cotangents):
+    hidden, head, token, temperature = saved
+
+    def one(head_grad, inputs):
+        hidden, token, temperature, logp_grad, entropy_grad = inputs
+        logits = scaled_logits(hidden, head, temperature)
+        log_probs = jax.nn.log_softmax(logits, axis=1)
+        probs = jnp.exp(log_probs)
+        entropy = -jnp.sum(probs * log_probs, axis=1)
+        # d logp / d z = onehot - p;  d H / d z = -p (log p + H)
+        grad = -probs * (
+            logp_grad[:, None] + entropy_grad[:, None] * (log_probs + entropy[:, None])
+        )
+        grad = grad.at[jnp.arange(token.shape[0]), token].add(logp_grad)
+        grad = grad / temperature[:, None]
+        product = functools.partial(
+            jnp.einsum,
+            precision=jax.lax.Precision.HIGHEST,
+            preferred_element_type=jnp.float32,
+        )
+        # The float32 operand is cast to the model's dtype only for the product, so that a bf16
+        # model multiplies in bf16; sums stay in float32.
+        grad = grad.astype(head.dtype)
+        hidden_grad = product("NV,VD->ND", grad, head).astype(hidden.dtype)
+        return head_grad + product("NV,ND->VD", grad, hidden), hidden_grad
+
+    inputs = _split((hidden, token, temperature, *cotangents), chunk)
+    head_grad, hidden_grad = jax.lax.scan(one, jnp.zeros(head.shape, jnp.float32), inputs)
+    hidden_grad = hidden_grad.reshape(hidden.shape)  # chunks, N -> all N
+    return hidden_grad, head_grad.astype(head.dtype), None, jnp.zeros_like(temperature)
+
+
+def _split(arrays, chunk):
+    return jax.tree.map(lambda a: a.reshape(-1, chunk, *a.shape[1:]), arrays)  # N -> chunks, N
+
+
+_chunked.defvjp(_forward, _backward)

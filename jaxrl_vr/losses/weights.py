@@ -1,0 +1,79 @@
+"""Per-token weights with the normaliser of the whole optimizer step folded in.
+
+Each function gives the weight of every trained token of rollout i; it is constant within a
+rollout. Computed once a step from all its rollouts, before packing, the weights make the loss of a
+micro-batch a plain sum: how rows are packed, split or sharded cannot change it.
+
+B rollouts of the optimizer step, over all micro-batches and devices.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_vr.arrays import check
+
+
+def token_mean(length: jax.Array) -> jax.Array:
+    """Mean over all trained tokens of the step: w_i = 1 / sum_j length_j.
+
+    Source: DAPO's token-level loss, https://arxiv.org/abs/2503.14476, section 3.3.
+
+    Args:
+      length: [B] trained tokens of each rollout, after all masks.
+
+    Returns:
+      [B] float32; finite also when no token trains.
+
+    >>> token_mean(jnp.array([1, 3])).tolist()
+    [0.25, 0.25]
+    """
+    length = _counts(length)
+    return jnp.broadcast_to(1.0 / jnp.maximum(jnp.sum(length), 1.0), length.shape)
+
+
+def sequence_mean(length: jax.Array) -> jax.Array:
+    """Mean over rollouts of the mean over their tokens: w_i = 1 / (B length_i).
+
+    Source: GRPO, https://arxiv.org/abs/2402.03300, equation 3.
+
+    Args:
+      length: [B] trained tokens of each rollout, after all masks; one without any does not count
+        in B.
+
+    Returns:
+      [B] float32.
+
+    >>> sequence_mean(jnp.array([1, 4])).tolist()
+    [0.5, 0.125]
+    """
+    length = _counts(length)
+    num_rollouts = jnp.maximum(jnp.sum(length > 0), 1)
+    return 1.0 / (num_rollouts * jnp.maximum(length, 1.0))
+
+
+def constant_length(length: jax.Array, *, max_length: int) -> jax.Array:
+    """Sum over tokens by a constant: w_i = 1 / (B max_length), without length bias.
+
+    Source: Dr. GRPO, https://arxiv.org/abs/2503.20783, section 3.2.
+
+    Args:
+      length: [B] trained tokens of each rollout, after all masks; one without any does not count
+        in B.
+      max_length: the constant, usually the limit of new tokens.
+
+    Returns:
+      [B] float32.
+
+    >>> print(constant_length(jnp.array([1, 4]), max_length=10))
+    [0.05 0.05]
+    """
+    length = _counts(length)
+    num_rollouts = jnp.maximum(jnp.sum(length > 0), 1)
+    return jnp.broadcast_to(1.0 / (num_rollouts * max_length), length.shape)
+
+
+def _counts(length: jax.Array) -> jax.Array:
+    check("B", length=length)
+    return jnp.asarray(length).astype(jnp.float32)

@@ -1,0 +1,1 @@
+"""Language models: parameters, the transformer, and Hugging Face folders in and out."""

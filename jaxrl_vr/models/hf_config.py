@@ -1,0 +1,138 @@
+"""config.json of the Hugging Face families we compute, to `Architecture` and back.
+
+Whatever would change the computation and is not ours is refused by name. Not here: files (hf.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
+
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "width",
+    "num_hidden_layers": "layers",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "ffn",
+    "tie_word_embeddings": "tied",
+    "rms_norm_eps": "norm_eps",
+    "max_position_embeddings": "max_length",
+}
+_LLAMA3_FIELDS = {
+    "factor": "factor",
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "original_max_position_embeddings": "original_length",
+}
+# Keys of a config.json that change the computation, and the only value we compute.
+_ONLY = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "use_sliding_window": False,
+    "pretraining_tp": 1,
+    "partial_rotary_factor": 1,
+    "num_experts": 0,
+    "num_local_experts": 0,
+    "quantization_config": None,
+}
+
+
+def architecture_from_config(config: Mapping[str, Any]) -> Architecture:
+    """The architecture that a config.json describes.
+
+    Reads the spelling of transformers 4 (`rope_theta`, `rope_scaling`) and of 5
+    (`rope_parameters`). What is missing takes transformers' default only where that follows from
+    the rest (kv heads and head size of llama, an untied head, plain rotary embedding).
+
+    Raises:
+      ValueError: an unsupported model or feature, by name and value; or a missing field.
+    """
+    family = config.get("model_type")
+    if family not in CLASSES:
+        raise ValueError(
+            f"model_type = {family!r} is not supported; supported are llama (Llama, SmolLM2), "
+            "qwen2 (Qwen2, Qwen2.5) and qwen3"
+        )
+    _refuse_features(config)
+    derived = {"llama": ("num_key_value_heads", "head_dim"), "qwen2": ("head_dim",)}.get(family, ())
+    values = {name: value for name, value in config.items() if value is not None}
+    values.setdefault("tie_word_embeddings", False)
+    missing = [name for name in _FIELDS if name not in values and name not in derived]
+    if missing:
+        raise ValueError(f"config.json of a {family} model lacks {', '.join(missing)}")
+    heads = values["num_attention_heads"]
+    values.setdefault("num_key_value_heads", heads)
+    values.setdefault("head_dim", values["hidden_size"] // heads)
+    theta, scaling = _rope(config)
+    return Architecture(
+        family=family,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        **{ours: values[name] for name, ours in _FIELDS.items()},
+    )
+
+
+def _refuse_features(config: Mapping[str, Any]) -> None:
+    for name, only in _ONLY.items():
+        if name == "attention_bias" and config["model_type"] == "qwen2":
+            continue  # qwen2 has the bias whatever the key says
+        value = config.get(name)
+        if value is not None and value != only:
+            fix = "" if only is None else f"; only {name} = {only!r} is"
+            raise ValueError(f"config.json: {name} = {value!r} is not supported{fix}")
+    others = set(config.get("layer_types") or ()) - {"full_attention"}
+    if others:
+        raise ValueError(f"config.json: layer_types holds {sorted(others)}; only full_attention is")
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, Llama3Scaling | None]:
+    """Base and scaling of the rotary embedding."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    theta = rope.get("rope_theta", config.get("rope_theta"))
+    theta = 10_000.0 if theta is None else float(theta)
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope.get("partial_rotary_factor", 1) != 1:
+        value = rope["partial_rotary_factor"]
+        raise ValueError(f"config.json: partial_rotary_factor = {value!r} is not supported")
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise ValueError(f"config.json: rope_parameters by layer ({list(rope)}) is not supported")
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise ValueError(
+            f"config.json: rope_type = {kind!r} is not supported; only 'default' and 'llama3' are"
+        )
+    missing = [name for name in _LLAMA3_FIELDS if rope.get(name) is None]
+    if missing:
+        raise ValueError(f"config.json: rope_type = 'llama3' lacks {', '.join(missing)}")
+    return theta, Llama3Scaling(**{ours: rope[name] for name, ours in _LLAMA3_FIELDS.items()})
+
+
+def config_of(arch: Architecture) -> dict[str, Any]:
+    """A config.json for `arch`, in the spelling that transformers 4 and 5 both read."""
+    values = arch.model_dump()
+    rope = values["rope_scaling"]
+    if rope is not None:
+        rope = {name: rope[ours] for name, ours in _LLAMA3_FIELDS.items()}
+        rope["rope_type"] = "llama3"
+    config = {
+        "model_type": arch.family,
+        **{name: values[ours] for name, ours in _FIELDS.items()},
+        "hidden_act": "silu",
+        "rope_theta": arch.rope_theta,
+        "rope_scaling": rope,
+    }
+    if arch.family == "llama":
+        return {**config, "attention_bias": False, "mlp_bias": False}
+    config["use_sliding_window"] = False
+    return config if arch.family == "qwen2" else {**config, "attention_bias": False}

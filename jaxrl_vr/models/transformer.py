@@ -1,0 +1,311 @@
+"""One dense transformer for the Llama, Qwen2 and Qwen3 families: learner, prefill and decode.
+
+The three share one block; they differ only in where its keys and values come from. Not here:
+parameters' declaration (params.py), attention backends (attention.py), weights on disk (hf.py).
+
+B rows, T tokens of a row, S sampler slots, P prompts, C cache length, D model width, H query heads,
+K kv heads, Q head dim, F ffn width, L layers, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_vr.arrays import check, pytree_dataclass
+from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.models.attention import attention, segment_mask
+from jaxrl_vr.models.params import Params, declare
+
+Remat = Literal["none", "block"]
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+@pytree_dataclass
+class Cache:
+    """Keys and values of each layer; a list, so that decoding updates each in place."""
+
+    k: list[jax.Array]  # L x [S, K, C, Q], rotated
+    v: list[jax.Array]  # L x [S, K, C, Q]
+
+
+class Model(Protocol):
+    """What a model must offer to be trained and sampled."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_length(self) -> int: ...
+
+    def declare(self) -> dict[str, Any]:
+        """The parameters, as a tree of `Param`."""
+        ...
+
+    def hidden(
+        self, params: Params, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+    ) -> jax.Array:
+        """[B, T] packed rows -> [B, T, D] final hidden states."""
+        ...
+
+    def head(self, params: Params) -> jax.Array:
+        """The LM head, [V, D], in the compute dtype."""
+        ...
+
+    def sampler_view(self, params: Params) -> Any:
+        """Parameters as the sampler reads them."""
+        ...
+
+    def empty_cache(self, slots: int, length: int) -> Cache:
+        """A cache of zeros, S slots of C tokens."""
+        ...
+
+    def prefill(self, view: Any, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, Cache]:
+        """[P, C] prompts -> [P, D] hidden state of each last token, and their keys and values."""
+        ...
+
+    def decode(
+        self, view: Any, token: jax.Array, position: jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """One token a slot, [S], written at `position` -> [S, D] hidden states, the cache."""
+        ...
+
+    def view_head(self, view: Any) -> jax.Array:
+        """The LM head out of a sampler view, [V, D]."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformer:
+    """A `Model`; hashable, so it can be a static argument of `jit`.
+
+    Attributes:
+      arch: sizes and family.
+      dtype: compute dtype of blocks and head; log-probs are float32 whatever it is.
+      remat: "block" keeps only each block's input for the backward pass and computes the rest
+        again: about a third more time for L times less memory.
+    """
+
+    arch: Architecture
+    dtype: str = "float32"
+    remat: Remat = "none"
+
+    @property
+    def vocab_size(self) -> int:
+        return self.arch.vocab_size
+
+    @property
+    def max_length(self) -> int:
+        return self.arch.max_length
+
+    def declare(self) -> dict[str, Any]:
+        """The parameters, as a tree of `Param`."""
+        return declare(self.arch)
+
+    def hidden(
+        self, params: Params, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+    ) -> jax.Array:
+        """Final hidden states of packed rows.
+
+        Args:
+          params: as `declare` describes, layers stacked.
+          tokens: [B, T] int32.
+          positions: [B, T] int32, place of each token in its own segment.
+          segment_ids: [B, T] int32; 0 is padding. Segments do not see each other.
+
+        Returns:
+          [B, T, D] in the compute dtype.
+        """
+        check("BT, BT, BT", tokens=tokens, positions=positions, segment_ids=segment_ids)
+        mask = segment_mask(segment_ids)
+        rotary = rotary_angles(self.arch, positions)
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask)
+
+        def step(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
+            return block(self.arch, self._cast(weights), x, rotary, attend), None
+
+        if self.remat == "block":
+            step = jax.checkpoint(step)
+        x = params["embed"][tokens].astype(self.dtype)
+        x, _ = jax.lax.scan(step, x, params["layers"])
+        return rms_norm(x, params["norm"], self.arch.norm_eps)
+
+    def head(self, params: Params) -> jax.Array:
+        """The LM head, [V, D], in the compute dtype."""
+        return params["embed" if self.arch.tied else "head"].astype(self.dtype)
+
+    def sampler_view(self, params: Params) -> Any:
+        """The same weights cast and unstacked: decoding with scanned layers copies them."""
+        cast = self._cast(params)
+        layers = [
+            jax.tree.map(lambda w, i=i: w[i], cast["layers"]) for i in range(self.arch.layers)
+        ]
+        view = {"embed": cast["embed"], "norm": cast["norm"], "layers": layers}
+        return view if self.arch.tied else {**view, "head": cast["head"]}
+
+    def view_head(self, view: Any) -> jax.Array:
+        """The LM head out of a sampler view, [V, D]."""
+        return view["embed" if self.arch.tied else "head"]
+
+    def empty_cache(self, slots: int, length: int) -> Cache:
+        """A cache of zeros, S slots of C tokens."""
+        shape = (slots, self.arch.kv_heads, length, self.arch.head_dim)
+        layers = range(self.arch.layers)
+        return Cache(
+            k=[jnp.zeros(shape, self.dtype) for _ in layers],
+            v=[jnp.zeros(shape, self.dtype) for _ in layers],
+        )
+
+    def prefill(self, view: Any, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, Cache]:
+        """Runs prompts at once and keeps their keys and values.
+
+        Args:
+          view: from `sampler_view`.
+          tokens: [P, C] int32, each prompt from column 0, padded behind.
+          length: [P] int32, tokens of each prompt, at least 1.
+
+        Returns:
+          [P, D] hidden state of each prompt's last token; Cache of [P, K, C, Q].
+        """
+        check("PC, P", tokens=tokens, length=length)
+        P, C = tokens.shape
+        column = jnp.arange(C)
+        positions = jnp.broadcast_to(column[None], (P, C))
+        mask = jnp.broadcast_to((column[None] <= column[:, None])[None], (P, C, C))
+        keys: list[jax.Array] = []
+        values: list[jax.Array] = []
+
+        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            keys.append(k.swapaxes(1, 2))
+            values.append(v.swapaxes(1, 2))
+            return attention(q, keys[-1], values[-1], mask)
+
+        x = self._run(view, tokens, positions, [attend] * self.arch.layers)
+        last = jnp.take_along_axis(x, (length - 1)[:, None, None], axis=1)[:, 0]
+        return last, Cache(k=keys, v=values)
+
+    def decode(
+        self, view: Any, token: jax.Array, position: jax.Array, cache: Cache
+    ) -> tuple[jax.Array, Cache]:
+        """Runs one token a slot and writes its key and value at `position`.
+
+        Args:
+          view: from `sampler_view`.
+          token: [S] int32.
+          position: [S] int32, tokens already in the slot's cache, less than C.
+          cache: [S, K, C, Q] a layer.
+
+        Returns:
+          [S, D] hidden state of each token; the cache with the token in it.
+        """
+        check("S, S", token=token, position=position)
+        slot = jnp.arange(token.shape[0])
+        mask = (jnp.arange(cache.k[0].shape[2])[None] <= position[:, None])[:, None]
+        keys, values = list(cache.k), list(cache.v)
+
+        def attend_in(layer: int) -> Attend:
+            def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                keys[layer] = keys[layer].at[slot, :, position].set(k[:, 0])
+                values[layer] = values[layer].at[slot, :, position].set(v[:, 0])
+                return attention(q, keys[layer], values[layer], mask)
+
+            return attend
+
+        attends = [attend_in(layer) for layer in range(self.arch.layers)]
+        x = self._run(view, token[:, None], position[:, None], attends)
+        return x[:, 0], Cache(k=keys, v=values)
+
+    def _run(
+        self, view: Any, tokens: jax.Array, positions: jax.Array, attends: Sequence[Attend]
+    ) -> jax.Array:
+        rotary = rotary_angles(self.arch, positions)
+        x = view["embed"][tokens]
+        for weights, attend in zip(view["layers"], attends, strict=True):
+            x = block(self.arch, weights, x, rotary, attend)
+        return rms_norm(x, view["norm"], self.arch.norm_eps)
+
+    def _cast(self, weights: Any) -> Any:
+        return jax.tree.map(lambda w: w.astype(self.dtype), weights)
+
+
+def block(
+    arch: Architecture,
+    weights: Params,
+    x: jax.Array,
+    rotary: tuple[jax.Array, jax.Array],
+    attend: Attend,
+) -> jax.Array:
+    """One layer: attention and a gated feed-forward layer, each on the normalised stream.
+
+    Args:
+      arch: sizes and family.
+      weights: one layer's parameters in the compute dtype.
+      x: [B, T, D].
+      rotary: cos and sin, each [B, T, Q / 2] float32.
+      attend: (q [B, T, H, Q], k [B, T, K, Q], v [B, T, K, Q]) -> [B, T, H, Q].
+
+    Returns:
+      [B, T, D].
+    """
+    with jax.named_scope("attention"):
+        h = rms_norm(x, weights["attn_norm"], arch.norm_eps)
+        q = jnp.einsum("BTD,DHQ->BTHQ", h, weights["q"])
+        k = jnp.einsum("BTD,DKQ->BTKQ", h, weights["k"])
+        v = jnp.einsum("BTD,DKQ->BTKQ", h, weights["v"])
+        if arch.has_qkv_bias:
+            q, k, v = (
+                a + weights[f"{n}_bias"][None, None] for n, a in (("q", q), ("k", k), ("v", v))
+            )
+        if arch.has_qk_norm:
+            q = rms_norm(q, weights["q_norm"], arch.norm_eps)
+            k = rms_norm(k, weights["k_norm"], arch.norm_eps)
+        out = attend(rotate(q, rotary), rotate(k, rotary), v)
+        x = x + jnp.einsum("BTHQ,HQD->BTD", out, weights["o"])
+    with jax.named_scope("ffn"):
+        h = rms_norm(x, weights["ffn_norm"], arch.norm_eps)
+        gate = jax.nn.silu(jnp.einsum("BTD,DF->BTF", h, weights["gate"]))
+        up = jnp.einsum("BTD,DF->BTF", h, weights["up"])
+        return x + jnp.einsum("BTF,FD->BTD", gate * up, weights["down"])
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """x / rms(x) * scale over the last axis, in float32, back in x's dtype."""
+    x32 = x.astype(jnp.float32)
+    x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return (x32 * jnp.expand_dims(scale.astype(jnp.float32), range(x.ndim - 1))).astype(x.dtype)
+
+
+def rotary_angles(arch: Architecture, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """cos and sin of each token's rotation, each [B, T, Q / 2] float32."""
+    frequency = jnp.asarray(rotary_frequencies(arch), jnp.float32)
+    angle = positions.astype(jnp.float32)[..., None] * frequency[None, None]
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotary_frequencies(arch: Architecture) -> np.ndarray:
+    """Radians a token for each pair of a head, [Q / 2] float64, with Llama 3's scaling if set."""
+    pair = np.arange(0, arch.head_dim, 2, dtype=np.float64)
+    frequency = arch.rope_theta ** (-pair / arch.head_dim)
+    scaling = arch.rope_scaling
+    if scaling is None:
+        return frequency
+    # Between the two wavelengths the stretched and the kept frequency are blended linearly.
+    turns = scaling.original_length * frequency / (2 * np.pi)
+    span = scaling.high_freq_factor - scaling.low_freq_factor
+    kept = np.clip((turns - scaling.low_freq_factor) / span, 0.0, 1.0)
+    return frequency * (kept + (1.0 - kept) / scaling.factor)
+
+
+def rotate(x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotary embedding of [B, T, heads, Q]; a pair is (i, i + Q / 2), as Hugging Face has it."""
+    cos, sin = (a[:, :, None] for a in rotary)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)

@@ -1,0 +1,1 @@
+"""Rollouts and groups: collecting them, and packing them into batches."""

@@ -1,0 +1,1 @@
+"""The sampler: slots, prefill and decode programs, and the engine over them."""

@@ -1,0 +1,208 @@
+"""The mesh, the rules that map logical axes to it, and moving arrays to and from it.
+
+Code that owns arrays names their axes ("embed", "heads", ...); only the tables here say which mesh
+axes those are split over. Not here: which axes a parameter has (models.params).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from pydantic import Field, model_validator
+
+from jaxrl_vr.config import Config
+
+Rules = Mapping[str, str | tuple[str, ...] | None]  # logical axis -> mesh axes, outermost first
+
+MESH_AXES = ("data", "fsdp", "context", "tensor", "expert")
+
+TRAIN_RULES: Rules = {
+    "layers": None,
+    "micro": None,
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "head_dim": None,
+    "ffn": "tensor",
+    "batch": ("data", "fsdp"),
+    "length": "context",
+    "slots": ("data", "fsdp"),
+}
+
+# Weights stay whole over `data` and `fsdp`: gathering them at every decode step would cost more
+# than the step itself.
+SAMPLE_RULES: Rules = {**TRAIN_RULES, "embed": None, "length": None}
+
+
+class MeshConfig(Config):
+    """Devices along each mesh axis; the product is the number of devices."""
+
+    data: int = Field(default=-1, ge=-1)
+    """Replicas that split the batch; -1 takes the devices the other axes leave."""
+    fsdp: int = Field(default=1, ge=-1)
+    """Devices that split the batch and the parameters; raise it when the state does not fit."""
+    context: int = Field(default=1, ge=-1)
+    """Devices that split the length of a row; raise it when one row's activations do not fit."""
+    tensor: int = Field(default=1, ge=-1)
+    """Devices that split heads, ffn and vocabulary; keep it within one fast interconnect."""
+    expert: int = Field(default=1, ge=-1)
+    """Devices that split the experts of a mixture-of-experts model."""
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> MeshConfig:
+        sizes = {axis: getattr(self, axis) for axis in MESH_AXES}
+        for axis, size in sizes.items():
+            if size == 0:
+                raise ValueError(f"mesh.{axis} = 0: use 1 for an axis that splits nothing")
+        rest = [axis for axis, size in sizes.items() if size == -1]
+        if len(rest) > 1:
+            named = " and ".join(f"mesh.{axis}" for axis in rest)
+            raise ValueError(
+                f"{named} are -1: only one axis can take the rest; give a size to all but one"
+            )
+        return self
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh over `devices` (default: all of every process) with the axes of `MESH_AXES`."""
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = {axis: getattr(config, axis) for axis in MESH_AXES}
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    rest = next((axis for axis, size in sizes.items() if size == -1), None)
+    if len(devices) % fixed or (rest is None and fixed != len(devices)):
+        asked = " x ".join(f"{axis} {n}" for axis, n in sizes.items() if n not in (1, -1))
+        verb = "does not divide" if rest else "is not"
+        raise ValueError(
+            f"mesh: {asked or 'every axis 1'} = {fixed} {verb} the {len(devices)} devices; "
+            f"{_working_mesh(sizes, len(devices))} works"
+        )
+    if rest is not None:
+        sizes[rest] = len(devices) // fixed
+    # Auto: shardings of inputs and constraints guide the compiler, which places the rest itself.
+    return jax.make_mesh(
+        tuple(sizes.values()),
+        MESH_AXES,
+        axis_types=(AxisType.Auto,) * len(MESH_AXES),
+        devices=devices,
+    )
+
+
+def _working_mesh(sizes: Mapping[str, int], num_devices: int) -> str:
+    """The asked mesh, each axis cut to a size that divides what is left, the rest to one axis."""
+    rest = next((axis for axis, size in sizes.items() if size == -1), "data")
+    left = num_devices
+    works = []
+    for axis, size in sizes.items():
+        if axis != rest and size > 1:
+            size = math.gcd(size, left)
+            left //= size
+            works.append(f"mesh.{axis} = {size}")
+    return ", ".join([f"mesh.{rest} = {left}", *works])
+
+
+def spec(
+    axes: Sequence[str | None], rules: Rules, mesh: Mesh, shape: Sequence[int] | None = None
+) -> PartitionSpec:
+    """How an array with these logical axes is split over `mesh`.
+
+    A mesh axis that a dimension's size is no multiple of is left out, and so is one that an
+    earlier dimension uses: that dimension is then replicated over it. Axes of size 1 and trailing
+    Nones are left out too, because jit tells specs apart that place an array alike.
+
+    Args:
+      axes: logical axis of each dimension; None is replicated.
+      rules: logical axis -> mesh axes.
+      mesh: its axes must hold all those that `rules` names.
+      shape: sizes of the dimensions; without it, every dimension is taken to divide.
+    """
+    if shape is not None and len(shape) != len(axes):
+        raise ValueError(f"axes {tuple(axes)} for shape {tuple(shape)}: give one axis a dimension")
+    used: set[str] = set()
+    entries: list[str | tuple[str, ...] | None] = []
+    for dimension, axis in enumerate(axes):
+        kept: list[str] = []
+        parts = 1
+        for mesh_axis in _mesh_axes(axis, rules, mesh):
+            size = mesh.shape[mesh_axis]
+            divides = shape is None or shape[dimension] % (parts * size) == 0
+            if size > 1 and divides and mesh_axis not in used:
+                kept.append(mesh_axis)
+                used.add(mesh_axis)
+                parts *= size
+        entries.append(None if not kept else kept[0] if len(kept) == 1 else tuple(kept))
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def _mesh_axes(axis: str | None, rules: Rules, mesh: Mesh) -> tuple[str, ...]:
+    if axis is None:
+        return ()
+    if axis not in rules:
+        raise ValueError(f"logical axis {axis!r} is not in the rules; they know {sorted(rules)}")
+    found = rules[axis]
+    mesh_axes = () if found is None else (found,) if isinstance(found, str) else found
+    for mesh_axis in mesh_axes:
+        if mesh_axis not in mesh.shape:
+            raise ValueError(
+                f"rule {axis!r} -> {found!r}: the mesh has no axis {mesh_axis!r}, only "
+                f"{list(mesh.axis_names)}; make it with make_mesh"
+            )
+    return mesh_axes
+
+
+def sharding_of(
+    axes: Sequence[str | None], rules: Rules, mesh: Mesh, shape: Sequence[int] | None = None
+) -> NamedSharding:
+    """`spec` on its mesh."""
+    return NamedSharding(mesh, spec(axes, rules, mesh, shape))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding of an array of which every device holds a whole copy."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def place(tree: Any, shardings: Any) -> Any:
+    """Puts host arrays on devices; every process holds the whole of each and keeps its part.
+
+    Args:
+      tree: numpy arrays (or numbers); free to change afterwards.
+      shardings: a tree like `tree`, or a prefix of it such as one sharding for all.
+    """
+
+    def one(sharding: jax.sharding.Sharding, array: Any) -> jax.Array:
+        # A copy, because device_put shares memory with aligned numpy arrays on CPU.
+        array = np.array(array, jax.dtypes.canonicalize_dtype(np.asarray(array).dtype))
+        if sharding.is_fully_addressable:
+            return jax.device_put(array, sharding)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
+
+    return jax.tree.map(
+        lambda sharding, part: jax.tree.map(lambda array: one(sharding, array), part),
+        shardings,
+        tree,
+        is_leaf=lambda x: isinstance(x, jax.sharding.Sharding),
+    )
+
+
+def to_host(tree: Any) -> Any:
+    """Whole numpy copies of device arrays, alike in every process.
+
+    Where an array is spread over processes this gathers it, so all of them must call it.
+    """
+
+    def one(x: Any) -> np.ndarray:
+        if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+            assert isinstance(x.sharding, NamedSharding), f"{x.sharding} names no mesh"
+            whole = NamedSharding(x.sharding.mesh, PartitionSpec())
+            x = jax.jit(lambda x: x, out_shardings=whole)(x)
+        return np.asarray(x)
+
+    return jax.tree.map(one, tree)

@@ -1,0 +1,1 @@
+"""Training: state, objectives, the jitted update, the stages of a run, evaluation."""

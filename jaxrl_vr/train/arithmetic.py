@@ -1,0 +1,70 @@
+"""What a config amounts to, in numbers: shown by `--dry-run`. Needs no model and no device."""
+
+from __future__ import annotations
+
+import math
+
+from jaxrl_vr.train.config import RlStage, RunConfig, SftStage
+
+
+def arithmetic(config: RunConfig) -> str:
+    """One line of numbers a fact, stage by stage."""
+    return "\n".join(_stage(config, stage) for stage in config.stages)
+
+
+def _stage(config: RunConfig, stage: object) -> str:
+    if isinstance(stage, RlStage):
+        return _rl(config, stage)
+    if isinstance(stage, SftStage):
+        return _sft(config, stage)
+    return ""
+
+
+def _rl(config: RunConfig, stage: RlStage) -> str:
+    new = stage.sampling.max_new_tokens
+    context = config.model.max_length
+    prompt = stage.max_prompt_tokens or (context - new if context else None)
+    rollouts = stage.prompts * stage.samples
+    lines = [
+        f"stage {stage.name} (rl), {stage.steps} steps",
+        f"  rollouts per step      {stage.prompts} prompts x {stage.samples} samples = {rollouts}",
+        f"  completion tokens      at most {rollouts} x {new} = {rollouts * new} per step",
+        f"  optimizer steps        {_updates(stage)} per rollout batch, "
+        f"{stage.total_updates} in all",
+    ]
+    row = stage.micro.row_length or (prompt + new if prompt else None)
+    if row is None or prompt is None:
+        lines.append("  micro-batches          depend on the model's context: set model.max_length")
+        return "\n".join(lines)
+    tokens = rollouts * (prompt + new)
+    per_row = max(1, row // (prompt + new))
+    micro = math.ceil(math.ceil(rollouts / per_row) / stage.micro.rows)
+    lines += [
+        f"  tokens per step        at most {rollouts} x ({prompt} + {new}) = {tokens}",
+        f"  micro-batch            {stage.micro.rows} rows x {row} tokens",
+        f"  micro-batches          at most {micro} per step (shorter answers pack into fewer)",
+    ]
+    return "\n".join(lines)
+
+
+def _updates(stage: RlStage) -> str:
+    if isinstance(stage.updates, int):
+        return str(stage.updates)
+    return ", ".join(f"{u.updates} from step {u.step}" for u in stage.updates)
+
+
+def _sft(config: RunConfig, stage: SftStage) -> str:
+    longest = stage.max_tokens or config.model.max_length
+    lines = [
+        f"stage {stage.name} (sft), {stage.steps} steps",
+        f"  demonstrations         {stage.batch} per step, {stage.batch * stage.steps} in all",
+        f"  optimizer steps        1 per step, {stage.steps} in all",
+    ]
+    if longest is not None:
+        row = stage.micro.row_length or longest
+        lines.append(f"  tokens per step        at most {stage.batch} x {longest}")
+        lines.append(f"  micro-batch            {stage.micro.rows} rows x {row} tokens")
+        per_row = max(1, row // longest)
+        micro = math.ceil(math.ceil(stage.batch / per_row) / stage.micro.rows)
+        lines.append(f"  micro-batches          at most {micro} per step")
+    return "\n".join(lines)

@@ -1,0 +1,72 @@
+"""What every stage of a run works with, opened once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_vr.data.tokenizer import Tokenizer
+from jaxrl_vr.metrics.console import Console
+from jaxrl_vr.metrics.throughput import Phases
+from jaxrl_vr.metrics.writer import Writer
+from jaxrl_vr.models.transformer import Transformer
+from jaxrl_vr.sampler.engine import SlotEngine
+from jaxrl_vr.train.config import RunConfig, StageBase
+from jaxrl_vr.train.interrupt import Interrupt
+from jaxrl_vr.types import Sampling
+from jaxrl_vr.verifiers.pool import Pool
+
+
+@dataclasses.dataclass
+class Context:
+    """A run in progress: its config, devices, model, workers and outputs."""
+
+    config: RunConfig
+    folder: Path
+    mesh: jax.sharding.Mesh
+    model: Transformer
+    tokenizer: Tokenizer
+    console: Console
+    writer: Writer
+    phases: Phases
+    pool: Pool
+    interrupt: Interrupt
+    load_init: Callable[[StageBase], Any]  # the parameters a stage starts from
+    model_folder: Path | None  # of a pretrained model
+    _engine: SlotEngine | None = None
+
+    def engine(self, params: Any, version: int) -> SlotEngine:
+        """The run's one engine, with these weights."""
+        if self._engine is None:
+            self._engine = SlotEngine(self.model, params, self.config.engine, self.mesh)
+        self._engine.set_params(params, version)
+        return self._engine
+
+    def free_engine(self) -> None:
+        """Lets go of the sampler's copy of the weights."""
+        self._engine = None
+
+    def sampling(self, sampling: Any) -> Sampling:
+        """A sampling config with the tokenizer's stop ids."""
+        return sampling.values(self.tokenizer.eos_ids)
+
+    def stage_folder(self, name: str) -> Path:
+        """The folder of a stage."""
+        return self.folder / "stages" / name
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of a completion."""
+        return self.tokenizer.decode(ids)
+
+    def report_dropped(self, where: str, dropped: Mapping[str, int], limit: int) -> None:
+        """Says how many items of which source were left out for their length."""
+        for source, count in dropped.items():
+            if count:
+                self.console.warn(
+                    f"{where}: {count} items of {source} are longer than {limit} tokens and were "
+                    "left out"
+                )

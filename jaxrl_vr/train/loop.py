@@ -1,0 +1,146 @@
+"""The loop that every training stage shares: resume, step, log, evaluate, save, end."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_vr.checkpoint import Checkpoints, SaveFailed
+from jaxrl_vr.metrics.accumulate import Accumulator
+from jaxrl_vr.train.config import TrainStage
+from jaxrl_vr.train.context import Context
+from jaxrl_vr.train.evaluate import Evaluation, evaluate
+from jaxrl_vr.train.interrupt import Interrupted
+from jaxrl_vr.train.state import TrainState, create
+
+Cursor = dict[str, Any]
+
+
+class Advance(Protocol):
+    """One step of a stage.
+
+    It may raise `Interrupted`, but only before it has touched the state, which it donates.
+    """
+
+    def __call__(
+        self, state: TrainState, step: int, cursor: Cursor, metrics: Accumulator
+    ) -> tuple[TrainState, Cursor]: ...
+
+
+@dataclasses.dataclass
+class _Progress:
+    """Where a stage is, between two steps."""
+
+    state: TrainState
+    step: int
+    cursor: Cursor
+    evaluations: list[Evaluation]
+
+
+def run_stage(
+    ctx: Context,
+    stage: TrainStage,
+    start: Cursor,
+    advance: Advance,
+    *,
+    has_reference: bool = False,
+) -> tuple[Any, list[Evaluation]]:
+    """Trains a stage to its end, from its checkpoint if it has one.
+
+    Args:
+      ctx: the run.
+      stage: its config.
+      start: the data cursor before the first step.
+      advance: one step.
+      has_reference: keep a frozen copy of the starting weights in the state.
+
+    Returns:
+      The final parameters, and the evaluations along the way.
+
+    Raises:
+      Interrupted: after everything was saved.
+    """
+    transform = stage.optimizer.transform(ctx.model.declare())
+    folder = ctx.stage_folder(stage.name) / "checkpoints"
+    settings = ctx.config.checkpoint
+    with Checkpoints(folder, keep=settings.keep, asynchronous=settings.asynchronous) as saved:
+        at = _restore(ctx, stage, saved, transform, has_reference, start)
+        ctx.console.stage(stage.name, stage.steps, at.step)
+        restored = at.step
+        while True:
+            try:
+                ctx.interrupt.check()
+                _evaluate_due(ctx, stage, at)
+                # After the evaluation, so that what is resumed from step s has all that s has.
+                if at.step > restored and at.step % settings.every == 0:
+                    _save(ctx, saved, at)
+                if at.step >= stage.steps:
+                    break
+                began = time.perf_counter()
+                metrics = Accumulator()
+                state, cursor = advance(at.state, at.step, at.cursor, metrics)
+            except Interrupted:
+                _save(ctx, saved, at)
+                saved.wait()
+                ctx.console.message(f"saved {stage.name} at step {at.step}")
+                raise
+            at = _Progress(state, at.step + 1, cursor, at.evaluations)
+            result = metrics.result() | {"time/step_s": time.perf_counter() - began}
+            ctx.writer.write(stage.name, at.step, result)
+            ctx.console.step(at.step, result)
+    return at.state.trainable, at.evaluations
+
+
+def _evaluate_due(ctx: Context, stage: TrainStage, at: _Progress) -> None:
+    if stage.eval is None or at.step == 0 or at.step % stage.eval.every:
+        return
+    done = {e.task for e in at.evaluations if e.step == at.step}
+    for name in stage.eval.tasks:
+        if name not in done:
+            answers = evaluate(ctx, ctx.config.task(name), at.state.trainable, stage.name, at.step)
+            at.evaluations.append(answers.evaluation)
+
+
+def _save(ctx: Context, saved: Checkpoints, at: _Progress) -> None:
+    # The reference is the stage's starting weights, which `init` gives again.
+    arrays = dataclasses.replace(at.state, frozen={})
+    host = {"cursor": at.cursor, "evaluations": [dataclasses.asdict(e) for e in at.evaluations]}
+    try:
+        saved.save(at.step, arrays, host)
+    except SaveFailed as error:
+        ctx.console.warn(f"{error}; the run goes on with the checkpoints before it")
+
+
+def _restore(
+    ctx: Context,
+    stage: TrainStage,
+    saved: Checkpoints,
+    transform: Any,
+    has_reference: bool,
+    start: Cursor,
+) -> _Progress:
+    init = ctx.load_init(stage)
+    # The trained copy is donated at the first update, so the reference needs its own.
+    frozen = {"reference": jax.tree.map(jnp.copy, init)} if has_reference else {}
+    state = create(init, {}, transform, ctx.config.seed)
+    step = saved.latest()
+    if step is None:
+        return _Progress(dataclasses.replace(state, frozen=frozen), 0, start, [])
+    target = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), state
+    )
+    del state, init
+    state = saved.restore(step, target)
+    host = saved.host(step)
+    ctx.console.message(f"resuming {stage.name} at step {step} of {stage.steps}")
+    ctx.writer.truncate(stage.name, step)
+    return _Progress(
+        dataclasses.replace(state, frozen=frozen),
+        step,
+        host["cursor"],
+        [Evaluation(**e) for e in host["evaluations"]],
+    )

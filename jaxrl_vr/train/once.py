@@ -1,0 +1,102 @@
+"""The commands that use weights once: evaluate them, sample from them, export them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_vr.data.prompts import prompt
+from jaxrl_vr.data.template import ChatTemplate, PlainTemplate
+from jaxrl_vr.models.hf import FileDtype
+from jaxrl_vr.sampler.generate import generate
+from jaxrl_vr.train.config import EvalStage, RlStage, RunConfig, StageBase
+from jaxrl_vr.train.context import Context
+from jaxrl_vr.train.evaluate import evaluate, write_answers
+from jaxrl_vr.train.run import export, open_context, show_evaluations
+from jaxrl_vr.types import Example
+
+
+@contextlib.contextmanager
+def _opened(config: RunConfig, init: str, folder: Path) -> Iterator[tuple[Context, Any]]:
+    """A context beside the run's own files, and the weights that `init` names."""
+    if init == "previous":
+        raise ValueError("--init previous: there is no previous stage here; name a stage, or base")
+    with contextlib.ExitStack() as stack:
+        ctx = open_context(config, folder, stack)
+        yield ctx, ctx.load_init(StageBase(name="once", init=init))
+
+
+def evaluate_once(config: RunConfig, init: str, names: Sequence[str] | None) -> None:
+    """Evaluates on tasks (all by default), prints a table, and keeps answers and numbers.
+
+    They go to `evaluations/INIT/` in the run folder: `result.json`, `output.jsonl`, `right.jsonl`.
+    """
+    names = list(names or [t.name for t in config.tasks])
+    if not names:
+        raise ValueError("eval: the config has no [[tasks]]; add one")
+    stage = EvalStage(name="eval", tasks=tuple(names))
+    config.check_tasks("--task", stage.tasks)
+    out = Path(config.run_dir) / "evaluations" / init.replace("/", "_")
+    out.mkdir(parents=True, exist_ok=True)
+    with _opened(config, init, out) as (ctx, weights):
+        ctx.console.stage("eval", len(names), 0)
+        answers = [evaluate(ctx, config.task(name), weights, init) for name in names]
+        write_answers(ctx, out, [g for a in answers for g in a.groups])
+        found = [vars(a.evaluation) for a in answers]
+        (out / "result.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        show_evaluations(ctx, found)
+        ctx.console.message(f"answers: {out}")
+
+
+def sample_once(config: RunConfig, init: str, prompts: Path | None, source: str | None) -> None:
+    """Answers prompts from a file, or line by line from the keyboard."""
+    rl = [s for s in config.stages if isinstance(s, RlStage)]
+    if not rl and not config.tasks:
+        raise ValueError("sample: the config has no stage or task with a [sampling] table; add one")
+    sampling = rl[-1].sampling if rl else config.tasks[-1].sampling
+    folder = Path(config.run_dir) / "samples"
+    with _opened(config, init, folder) as (ctx, weights):
+        template = _template(ctx, source)
+        engine = ctx.engine(weights, 0)
+        for number, line in enumerate(_lines(prompts)):
+            asked = prompt(Example(str(number), line), template, ctx.tokenizer)
+            key = (config.seed, number)
+            for _, rollouts in generate(engine, [asked.ids], 1, ctx.sampling(sampling), key):
+                print(ctx.decode(rollouts[0].token_ids), flush=True)
+
+
+def export_once(config: RunConfig, init: str, out: Path, dtype: FileDtype) -> None:
+    """Writes the weights that `init` names as a Hugging Face folder."""
+    with _opened(config, init, Path(config.run_dir)) as (ctx, weights):
+        export(ctx, weights, out, dtype)
+        ctx.console.message(f"wrote {out}")
+
+
+def _template(ctx: Context, source: str | None) -> Any:
+    if source is not None:
+        known = [s.name for s in ctx.config.data]
+        if source not in known:
+            raise ValueError(f"--source {source}: no [[data]] has this name; there are {known}")
+        return ctx.config.sources([source])[0].template
+    return ChatTemplate() if getattr(ctx.tokenizer, "has_chat_template", False) else PlainTemplate()
+
+
+def _lines(prompts: Path | None) -> Iterator[str]:
+    if prompts is not None:
+        if not prompts.is_file():
+            raise ValueError(f"--prompts {prompts}: there is no such file")
+        yield from filter(None, prompts.read_text(encoding="utf-8").splitlines())
+        return
+    is_terminal = sys.stdin.isatty()
+    while True:
+        if is_terminal:
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return
+        if line.strip():
+            yield line.rstrip("\n")

@@ -1,0 +1,171 @@
+"""The RL stage: sample groups, verify, normalise within the group, take clipped steps.
+
+P prompts, G samples of a prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxrl_vr.data.prompts import Prompt, load_prompts
+from jaxrl_vr.metrics.accumulate import Accumulator
+from jaxrl_vr.metrics.rollouts import RolloutLog
+from jaxrl_vr.rollout.batch import Shape, Trajectory, build
+from jaxrl_vr.rollout.collect import collect
+from jaxrl_vr.rollout.groups import group_metrics, rewards, trajectories
+from jaxrl_vr.train.config import RlStage
+from jaxrl_vr.train.context import Context
+from jaxrl_vr.train.evaluate import Evaluation
+from jaxrl_vr.train.loop import Cursor, run_stage
+from jaxrl_vr.train.state import TrainState
+from jaxrl_vr.train.update import Learner, Rates
+from jaxrl_vr.types import Group
+
+# Steps in a row without any contrast before the console says what that means.
+_NO_CONTRAST_STEPS = 10
+
+
+def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
+    """Runs the stage; returns the final parameters and its evaluations."""
+    room = ctx.model.max_length - stage.sampling.max_new_tokens
+    if room < 1:
+        raise ValueError(
+            f"stages.{stage.name}.sampling.max_new_tokens = {stage.sampling.max_new_tokens} leaves "
+            f"no room for a prompt in the model's context of {ctx.model.max_length}; lower it"
+        )
+    max_prompt = min(stage.max_prompt_tokens or room, room)
+    mixture = load_prompts(
+        ctx.config.sources(stage.data),
+        ctx.tokenizer,
+        max_prompt_tokens=max_prompt,
+        seed=ctx.config.seed,
+    )
+    ctx.report_dropped(stage.name, mixture.dropped, max_prompt)
+    steps = _Steps(ctx, stage, max_prompt)
+
+    def advance(
+        state: TrainState, step: int, cursor: Cursor, metrics: Accumulator
+    ) -> tuple[TrainState, Cursor]:
+        prompts, cursor = mixture.take(stage.prompts, cursor)
+        groups = steps.sample(state, step, prompts)
+        return steps.learn(state, step, groups, metrics), cursor
+
+    return run_stage(ctx, stage, mixture.start(), advance, has_reference=stage.kl is not None)
+
+
+class _Steps:
+    """The two halves of a step, with what they keep between steps."""
+
+    def __init__(self, ctx: Context, stage: RlStage, max_prompt: int):
+        self._ctx = ctx
+        self._stage = stage
+        self._shape = Shape(
+            stage.micro.row_length or max_prompt + stage.sampling.max_new_tokens, stage.micro.rows
+        )
+        self._learner = Learner(
+            ctx.model,
+            stage.objective.function,
+            stage.optimizer.transform(ctx.model.declare()),
+            ctx.mesh,
+        )
+        self._log = RolloutLog(ctx.stage_folder(stage.name) / "rollouts")
+        self._steps_without_contrast = 0
+
+    def sample(self, state: TrainState, step: int, prompts: Sequence[Prompt]) -> list[Group]:
+        """Samples and verifies the step's groups."""
+        ctx, stage = self._ctx, self._stage
+        total = stage.prompts * stage.samples
+
+        def progress(sampled: int, verified: int) -> None:
+            ctx.interrupt.check()
+            ctx.console.phase("rollout", sampled, total)
+            ctx.console.phase("verify", verified, total)
+
+        with ctx.phases("rollout"):
+            groups = collect(
+                ctx.engine(state.trainable, step),
+                ctx.pool,
+                prompts,
+                stage.samples,
+                ctx.sampling(stage.sampling),
+                key=(ctx.config.seed, step),
+                decode=ctx.decode,
+                progress=progress,
+            )
+            tokens = sum(len(r.token_ids) for g in groups for r in g.rollouts)
+            ctx.phases.tokens("rollout", tokens)
+        return groups
+
+    def learn(
+        self, state: TrainState, step: int, groups: list[Group], metrics: Accumulator
+    ) -> TrainState:
+        """Takes the step's optimizer steps, each on its share of the groups."""
+        ctx, stage = self._ctx, self._stage
+        reward, valid = rewards(groups)
+        if stage.control == "shuffled_rewards":
+            order = np.random.default_rng((ctx.config.seed, step)).permutation(reward.size)
+            reward = reward.reshape(-1)[order].reshape(reward.shape)
+            valid = valid.reshape(-1)[order].reshape(valid.shape)
+        adv = stage.advantage(reward, valid)
+        metrics.add(group_metrics(groups))
+        if ctx.config.logging.rollouts:
+            self._log.write(step + 1, groups, ctx.decode, adv)
+        self._watch(adv)
+        every = trajectories(groups, adv, valid, stage.sampling.temperature)
+        num_updates = stage.updates_at(step)
+        before = sum(stage.updates_at(s) for s in range(step))
+        with ctx.phases("update"):
+            for i in range(num_updates):
+                # Dealt like cards, so that the parts differ by at most a group.
+                part = [t for t in every if t.group % num_updates == i]
+                rate = stage.optimizer.rate(before + i, stage.total_updates)
+                state = self._update(state, part, rate, metrics, is_first=i == 0)
+                ctx.console.phase("update", i + 1, num_updates)
+            ctx.phases.tokens("update", sum(len(t.token_ids) for t in every))
+        return state
+
+    def _update(
+        self,
+        state: TrainState,
+        part: list[Trajectory],
+        learning_rate: float,
+        metrics: Accumulator,
+        *,
+        is_first: bool,
+    ) -> TrainState:
+        stage, learner = self._stage, self._learner
+        lengths = np.array([t.num_trained for t in part])
+        weight = stage.weights(lengths, stage.sampling.max_new_tokens)
+        batch = learner.place(build(part, weight, self._shape))
+        numbers = dict(stage.objective.numbers)
+        if stage.old_logp == "recomputed":
+            old_logp = learner.score(state.trainable, batch)
+            batch = dataclasses.replace(batch, old_logp=old_logp)
+        if stage.kl is not None:
+            ref_logp = learner.score(state.frozen["reference"], batch)
+            batch = dataclasses.replace(batch, ref_logp=ref_logp)
+            numbers["kl_coef"] = stage.kl.coef
+        rates = Rates(learning_rate, stage.optimizer.max_grad_norm)
+        state, found = learner.update(state, batch, numbers, rates)
+        found = jax.device_get(found)
+        if not is_first:
+            # After the first update sampler and learner hold different weights: no mismatch.
+            found = {k: v for k, v in found.items() if not k.startswith("mismatch/")}
+        metrics.add(found)
+        return state
+
+    def _watch(self, adv: np.ndarray) -> None:
+        """Says so when nothing has been learned from for many steps."""
+        self._steps_without_contrast += 1
+        if np.any(adv):
+            self._steps_without_contrast = 0
+        if self._steps_without_contrast == _NO_CONTRAST_STEPS:
+            self._ctx.console.warn(
+                f"{_NO_CONTRAST_STEPS} steps in a row had no group with both right and wrong "
+                "answers, so nothing is learned: choose easier or harder problems, more samples, "
+                "or look at the rollouts for an answer format that the verifier does not accept"
+            )

@@ -1,0 +1,57 @@
+"""The supervised stage: maximum likelihood of demonstrations, packed."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from jaxrl_vr.data.demonstrations import load_demonstrations
+from jaxrl_vr.metrics.accumulate import Accumulator
+from jaxrl_vr.rollout.batch import Shape, Trajectory, build
+from jaxrl_vr.train.config import SftStage
+from jaxrl_vr.train.context import Context
+from jaxrl_vr.train.evaluate import Evaluation
+from jaxrl_vr.train.loop import Cursor, run_stage
+from jaxrl_vr.train.state import TrainState
+from jaxrl_vr.train.update import Learner, Rates
+
+
+def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
+    """Runs the stage; returns the final parameters and its evaluations."""
+    max_tokens = min(stage.max_tokens or ctx.model.max_length, ctx.model.max_length)
+    mixture = load_demonstrations(
+        ctx.config.sources(stage.data),
+        ctx.tokenizer,
+        loss_on=stage.loss_on,
+        max_tokens=max_tokens,
+        seed=ctx.config.seed,
+    )
+    ctx.report_dropped(stage.name, mixture.dropped, max_tokens)
+    shape = Shape(stage.micro.row_length or max_tokens, stage.micro.rows)
+    learner = Learner(
+        ctx.model,
+        stage.objective.function,
+        stage.optimizer.transform(ctx.model.declare()),
+        ctx.mesh,
+    )
+
+    def advance(
+        state: TrainState, step: int, cursor: Cursor, metrics: Accumulator
+    ) -> tuple[TrainState, Cursor]:
+        demonstrations, cursor = mixture.take(stage.batch, cursor)
+        trajectories = []
+        for demonstration in demonstrations:
+            mask = np.array(demonstration.mask)
+            mask[0] = False  # nothing predicts the first token
+            trajectories.append(Trajectory(np.array(demonstration.ids), mask))
+        lengths = np.array([t.num_trained for t in trajectories])
+        with ctx.phases("update"):
+            weight = stage.weights(lengths, max_tokens)
+            batch = learner.place(build(trajectories, weight, shape))
+            rates = Rates(stage.optimizer.rate(step, stage.steps), stage.optimizer.max_grad_norm)
+            state, found = learner.update(state, batch, {}, rates)
+            metrics.add(jax.device_get(found))
+            ctx.phases.tokens("update", sum(len(t.token_ids) for t in trajectories))
+        return state, cursor
+
+    return run_stage(ctx, stage, mixture.start(), advance)

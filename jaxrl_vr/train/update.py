@@ -1,0 +1,205 @@
+"""The jitted update: one optimizer step over the micro-batches of a packed batch.
+
+M micro-batches, b rows, T tokens of a row, D model width.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_vr.arrays import Max, Mean, Metrics, merge_metrics
+from jaxrl_vr.losses.logprobs import token_logprobs
+from jaxrl_vr.models.params import Params
+from jaxrl_vr.models.transformer import Model
+from jaxrl_vr.rollout.batch import Batch
+from jaxrl_vr.sharding import TRAIN_RULES, sharding_of
+from jaxrl_vr.train.objectives import Numbers, Objective
+from jaxrl_vr.train.state import TrainState
+
+
+class Rates(NamedTuple):
+    """Numbers of the optimizer step, traced."""
+
+    learning_rate: float | jax.Array
+    max_grad_norm: float | jax.Array
+
+
+def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Log-prob and entropy of every token of one micro-batch, at the token itself.
+
+    Args:
+      model: static.
+      params: parameters.
+      batch: [b, T] arrays.
+
+    Returns:
+      logp and entropy, each [b, T] float32; 0 in the first column, which nothing predicts.
+    """
+    hidden = model.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
+    b, T, D = hidden.shape
+    with jax.named_scope("head"):
+        logp, entropy = token_logprobs(
+            hidden[:, :-1].reshape(b * (T - 1), D),  # b, T - 1 -> N
+            model.head(params),
+            batch.tokens[:, 1:].reshape(-1),
+            batch.temperature[:, 1:].reshape(-1),
+        )
+    pad = ((0, 0), (1, 0))
+    return jnp.pad(logp.reshape(b, T - 1), pad), jnp.pad(entropy.reshape(b, T - 1), pad)
+
+
+def micro_loss(
+    params: Params, model: Model, objective: Objective, batch: Batch, numbers: Numbers
+) -> tuple[jax.Array, Metrics]:
+    """Weighted sum of the objective over one micro-batch, and its metrics."""
+    logp, entropy = row_logprobs(model, params, batch)
+    loss, metrics = objective(logp, entropy, batch, numbers)
+    return jnp.sum(jnp.where(batch.mask, batch.weight * loss, 0.0)), metrics
+
+
+def gradients(
+    params: Params, model: Model, objective: Objective, batch: Batch, numbers: Numbers
+) -> tuple[jax.Array, Params, Metrics]:
+    """Loss, gradient (float32) and metrics of a whole batch, micro-batch by micro-batch."""
+    compute = jax.value_and_grad(
+        functools.partial(micro_loss, model=model, objective=objective, numbers=numbers),
+        has_aux=True,
+    )
+
+    def one(params: Params, micro: Batch) -> tuple[jax.Array, Params, Metrics]:
+        (loss, metrics), grad = compute(params, batch=micro)
+        return loss, grad, metrics
+
+    first = jax.tree.map(lambda a: a[0], batch)
+    zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(one, params, first))
+
+    def add(carry: tuple[jax.Array, Params, Metrics], micro: Batch) -> tuple[Any, None]:
+        def work() -> tuple[jax.Array, Params, Metrics]:
+            loss, grad, metrics = one(params, micro)
+            return (
+                carry[0] + loss,
+                jax.tree.map(jnp.add, carry[1], grad),
+                merge_metrics(carry[2], metrics),
+            )
+
+        # Batches are padded to few sizes with micro-batches of nothing; those cost nothing.
+        return jax.lax.cond(jnp.any(micro.mask), work, lambda: carry), None
+
+    return jax.lax.scan(add, zero, batch)[0]
+
+
+def update(
+    state: TrainState,
+    batch: Batch,
+    numbers: Numbers,
+    rates: Rates,
+    *,
+    model: Model,
+    objective: Objective,
+    transform: optax.GradientTransformation,
+) -> tuple[TrainState, Metrics]:
+    """One optimizer step.
+
+    A step whose loss or gradient is not finite changes no weight and no optimizer state, and is
+    counted in `optimizer/skipped`; the step counter, and with it every schedule, still advances.
+
+    Args:
+      state: donated.
+      batch: [M, b, T] arrays.
+      numbers: the objective's numbers, traced.
+      rates: learning rate and gradient clip, traced.
+      model, objective, transform: static.
+
+    Returns:
+      The state after, and metrics.
+    """
+    loss, grad, metrics = gradients(state.trainable, model, objective, batch, numbers)
+    norm = optax.global_norm(grad)
+    is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    scale = jnp.minimum(1.0, rates.max_grad_norm / jnp.maximum(norm, 1e-12))
+    # where, not times zero: 0 * inf is NaN, and the moments would keep it.
+    grad = jax.tree.map(lambda g: jnp.where(is_finite, g * scale, 0.0), grad)
+    steps, optimizer = transform.update(grad, state.optimizer, state.trainable)
+    trainable = jax.tree.map(lambda p, s: p - rates.learning_rate * s, state.trainable, steps)
+    keep = functools.partial(jnp.where, is_finite)
+    state = TrainState(
+        trainable=jax.tree.map(keep, trainable, state.trainable),
+        frozen=state.frozen,
+        optimizer=jax.tree.map(keep, optimizer, state.optimizer),
+        step=state.step + 1,
+        key=state.key,
+    )
+    return state, metrics | {
+        "loss/total": Mean(loss, jnp.int32(1)),
+        "optimizer/grad_norm": Mean(norm, jnp.int32(1)),
+        "optimizer/grad_norm_max": Max(norm),
+        "optimizer/skipped": Mean(jnp.int32(~is_finite), jnp.int32(1)),
+        "optimizer/learning_rate": Mean(jnp.float32(rates.learning_rate), jnp.int32(1)),
+    }
+
+
+class Learner:
+    """The compiled update and scoring pass of one stage.
+
+    Args:
+      model: what is trained.
+      objective: per-token loss.
+      transform: optimizer, for a learning rate of 1 downhill.
+      mesh: where parameters live; rows are split over `data` and `fsdp`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        objective: Objective,
+        transform: optax.GradientTransformation,
+        mesh: jax.sharding.Mesh,
+    ):
+        self._mesh = mesh
+        step = functools.partial(update, model=model, objective=objective, transform=transform)
+
+        def keep_sharding(state: TrainState, *rest: Any) -> tuple[TrainState, Metrics]:
+            shardings = self._shardings
+            after, metrics = step(state, *rest)
+            return jax.lax.with_sharding_constraint(after, shardings), metrics
+
+        self._shardings: Any = None
+        self._update = jax.jit(keep_sharding, donate_argnums=0)
+
+        def score(params: Params, batch: Batch) -> jax.Array:
+            def one(_: None, micro: Batch) -> tuple[None, jax.Array]:
+                def work() -> jax.Array:
+                    return row_logprobs(model, params, micro)[0]
+
+                nothing = jnp.zeros(micro.tokens.shape)
+                return None, jax.lax.cond(jnp.any(micro.mask), work, lambda: nothing)
+
+            return jax.lax.scan(one, None, batch)[1]
+
+        self._score = jax.jit(score)
+
+    def place(self, batch: Batch) -> Batch:
+        """The batch on the devices, rows and length split by the rules table."""
+
+        def one(a: Any) -> jax.Array:
+            axes = ("micro", "batch", "length")
+            return jax.device_put(a, sharding_of(axes, TRAIN_RULES, self._mesh, a.shape))
+
+        return jax.tree.map(one, batch)
+
+    def update(
+        self, state: TrainState, batch: Batch, numbers: Numbers, rates: Rates
+    ) -> tuple[TrainState, Metrics]:
+        """One optimizer step; `state` is donated."""
+        if self._shardings is None:
+            self._shardings = jax.tree.map(lambda a: a.sharding, state)
+        return self._update(state, batch, dict(numbers), rates)
+
+    def score(self, params: Params, batch: Batch) -> jax.Array:
+        """Log-prob of every token, [M, b, T] float32, 0 in micro-batches that hold nothing."""
+        return self._score(params, batch)

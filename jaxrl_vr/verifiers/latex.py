@@ -1,0 +1,162 @@
+r"""Answer strings brought to one spelling: unicode, LaTeX layout, spacing, digit grouping.
+
+What comes out is still LaTeX, with set braces `\{ \}` as the characters ⦃ ⦄ so that they cannot be
+taken for grouping. Nothing here changes what an answer means.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+SET_OPEN, SET_CLOSE = "\N{LEFT WHITE CURLY BRACKET}", "\N{RIGHT WHITE CURLY BRACKET}"
+
+_GREEK = "alpha beta gamma delta epsilon theta lambda mu pi rho sigma tau phi omega".split()
+_CHARACTERS = {
+    **{unicodedata.lookup(f"GREEK SMALL LETTER {name}"): rf"\{name} " for name in _GREEK[:6]},
+    **{unicodedata.lookup(f"GREEK SMALL LETTER {name}"): rf"\{name} " for name in _GREEK[7:]},
+    "\N{GREEK SMALL LETTER LAMDA}": r"\lambda ",
+    "\N{MINUS SIGN}": "-",
+    "\N{EN DASH}": "-",
+    "\N{MULTIPLICATION SIGN}": r"\times ",
+    "\N{MIDDLE DOT}": r"\cdot ",
+    "\N{DOT OPERATOR}": r"\cdot ",
+    "\N{DIVISION SIGN}": "/",
+    "\N{LESS-THAN OR EQUAL TO}": r"\le ",
+    "\N{GREATER-THAN OR EQUAL TO}": r"\ge ",
+    "\N{NOT EQUAL TO}": r"\ne ",
+    "\N{INFINITY}": r"\infty ",
+    "\N{UNION}": r"\cup ",
+    "\N{ELEMENT OF}": r"\in ",
+    "\N{PLUS-MINUS SIGN}": r"\pm ",
+    "\N{DEGREE SIGN}": r"^\circ ",
+    "\N{SQUARE ROOT}": r"\sqrt ",
+    "\N{EURO SIGN}": " euro ",
+    "\N{POUND SIGN}": " pound ",
+    "\N{IDEOGRAPHIC FULL STOP}": ".",
+    "\N{ZERO WIDTH SPACE}": "",
+    "\N{ZERO WIDTH NON-JOINER}": "",
+    "\N{ZERO WIDTH JOINER}": "",
+    "\N{WORD JOINER}": "",
+    "\N{ZERO WIDTH NO-BREAK SPACE}": "",
+}
+_RAISED = re.compile("[⁺⁻⁰¹²³⁴-⁹]+")
+_LOWERED = re.compile("[₀-₉]+")
+_ROOT = re.compile("√\\s*(\\d+)")
+
+_MAX_LAYERS = 20  # of styles, braces or punctuation around an answer
+_UNIT_LETTERS = {"m": "meters", "g": "grams", "s": "seconds", "h": "hours", "L": "liters"}
+_STYLED = re.compile(
+    r"\\(?:text(?:bf|it|rm|normal)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|operatorname)"
+    r"\s*\{([^{}]*)\}"
+)
+_REWRITES = [
+    (re.compile(pattern), new)
+    for pattern, new in [
+        (r"(\d)(?:,\s*\\!\s*|\{,\})(?=\d{3})", r"\1"),
+        (r"\\!", ""),
+        (r"\\(?:[,;: ]|q?quad|thinspace(?![a-zA-Z]))|~", " "),
+        (r"\\(?:left|right|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?", ""),
+        (r"\\(?:displaystyle|textstyle|limits|nolimits|boxed|fbox)(?![a-zA-Z])", " "),
+        (r"\\(?:textcolor|color)\s*\{[^{}]*\}", ""),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"\\(?:leqslant|leq)(?![a-zA-Z])|<=", r"\\le "),
+        (r"\\(?:geqslant|geq)(?![a-zA-Z])|>=", r"\\ge "),
+        (r"\\neq(?![a-zA-Z])", r"\\ne "),
+        (r"\\lt(?![a-zA-Z])", "<"),
+        (r"\\gt(?![a-zA-Z])", ">"),
+        (r"\\(?:\{|lbrace(?![a-zA-Z]))", SET_OPEN),
+        (r"\\(?:\}|rbrace(?![a-zA-Z]))", SET_CLOSE),
+        (r"\\[()\[\]]", " "),
+        (r"\\(?:degree(?![a-zA-Z])|circ(?![a-zA-Z]))", r"\\circ "),
+        (r"\^\s*\{\s*\\circ\s*\}", r"^\\circ "),
+        (r"\\%", "%"),
+        (r"(?<!\\)\$", " "),
+        (r"\s+", " "),
+    ]
+]
+_ENDS = re.compile(r"(?:(?<![.,;:])[.,;:])?[\\\s]*$")
+_PREAMBLE = re.compile(r"^(?:the )?(?:final )?answer is:?(?= )", re.IGNORECASE)
+_TIGHT = re.compile(r"\s*([^\w\s\\])\s*|\s+(?=\\)")
+
+
+def clean(text: str) -> str:
+    """`text` in the one spelling that the other files here read."""
+    text = _plain_characters(text)
+    if r"\begin" not in text:
+        text = re.sub(r"\\\\(?=[a-zA-Z])", r"\\", text)  # a reference that was escaped twice
+    for _ in range(_MAX_LAYERS):
+        text, count = _STYLED.subn(_unstyled, text)
+        if not count:
+            break
+    rows = text.split("\\\\")
+    for pattern, new in _REWRITES:
+        rows = [pattern.sub(new, row) for row in rows]
+    return _trimmed("\\\\".join(rows))
+
+
+def key(cleaned: str) -> str:
+    """A cleaned string without the spaces that mean nothing: equal keys, equal answers."""
+    tight = _TIGHT.sub(lambda match: match.group(1) or "", cleaned)
+    return tight[1:] if tight.startswith("+") else tight
+
+
+def _plain_characters(text: str) -> str:
+    if text.isascii():
+        return text
+    text = _RAISED.sub(lambda m: "^{" + unicodedata.normalize("NFKC", m.group()) + "}", text)
+    text = _LOWERED.sub(lambda m: "_{" + unicodedata.normalize("NFKC", m.group()) + "}", text)
+    text = _ROOT.sub(r"\\sqrt{\1}", text)
+    return "".join(c if c.isascii() else _plain_character(c) for c in text.replace("\u2212", "-"))
+
+
+def _plain_character(character: str) -> str:
+    if (known := _CHARACTERS.get(character)) is not None:
+        return known
+    if character.isspace():
+        return " "
+    plain = unicodedata.normalize("NFKC", character)
+    if "\N{FRACTION SLASH}" in plain:  # one of the vulgar fractions
+        top, _, bottom = plain.partition("\N{FRACTION SLASH}")
+        return rf"\frac{{{top}}}{{{bottom or 1}}}"
+    digit = unicodedata.decimal(character, None)
+    return plain if digit is None else str(digit)
+
+
+def _unstyled(match: re.Match[str]) -> str:
+    content = match.group(1)
+    return f" {_UNIT_LETTERS.get(content.strip(' ~'), content)} "
+
+
+def _trimmed(text: str) -> str:
+    for _ in range(_MAX_LAYERS):
+        before = text
+        text = _ENDS.sub("", text.strip(), count=1).strip()
+        text = _PREAMBLE.sub("", text)
+        if text.startswith("**") and text.endswith("**"):
+            text = text[2:-2]
+        if text.startswith("{") and _spans(text) and not _has_comma(text[1:-1]):
+            text = text[1:-1]
+        if text == before:
+            break
+    return text
+
+
+def _spans(text: str) -> bool:
+    """Whether the group that `text` opens with ends where `text` ends."""
+    depth = 0
+    for i, character in enumerate(text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return i == len(text) - 1
+    return False
+
+
+def _has_comma(text: str) -> bool:
+    depth = 0
+    for character in text:
+        depth += 1 if character in "([{" + SET_OPEN else 0
+        depth -= 1 if character in ")]}" + SET_CLOSE else 0
+        if depth == 0 and character == ",":
+            return True
+    return False

@@ -1,0 +1,17 @@
+"""What holds for every test: 8 CPU devices, no silent rank promotion, no time limits."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import hypothesis  # noqa: E402
+import jax  # noqa: E402  (reads JAX_PLATFORMS when it is imported)
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# The first example of a property often compiles, and a busy machine is no failure.
+hypothesis.settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("untimed")

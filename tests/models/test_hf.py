@@ -1,0 +1,427 @@
+"""Hugging Face folders in: parity of logits, what is read, what is refused. Out: the round trip."""
+
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub.constants
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxrl_vr.models import hf
+from jaxrl_vr.models.params import declare
+from jaxrl_vr.models.transformer import Transformer
+from jaxrl_vr.sharding import SAMPLE_RULES, TRAIN_RULES, MeshConfig, make_mesh
+
+FIXTURES = sorted(p for p in (Path(__file__).parent / "fixtures").iterdir())
+
+
+@pytest.fixture(params=FIXTURES, ids=lambda p: p.name)
+def folder(request):
+    return request.param
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A tied llama in one file, free to be damaged."""
+    return Path(shutil.copytree(FIXTURES[0].parent / "llama-gqa-tied", tmp_path / "model"))
+
+
+def read(folder, mesh, **kwargs):
+    return hf.load(folder, rules=TRAIN_RULES, mesh=mesh, **kwargs)
+
+
+def logits_of(arch, params, tokens):
+    """[T] -> [T, V]."""
+    model = Transformer(arch)
+    row = jnp.asarray(tokens)[None]
+    T = row.shape[1]
+    hidden = model.hidden(params, row, jnp.arange(T)[None], jnp.ones((1, T), jnp.int32))
+    return np.asarray(jnp.einsum("TD,VD->TV", hidden[0], model.head(params)))
+
+
+def same(a, b):
+    """Equal trees, bit for bit."""
+    return jax.tree.all(
+        jax.tree.map(lambda x, y: np.array_equal(x, y) and x.dtype == y.dtype, a, b)
+    )
+
+
+# Parity with transformers
+
+
+def test_logits_equal_transformers(folder, one_device):
+    arch, params = read(folder, one_device)
+    with np.load(folder / "logits.npz") as saved:
+        for i in range(3):
+            expected = saved[f"logits_{i}"]
+            assert np.abs(expected).max() > 1.0  # else the tolerance would say little
+            got = logits_of(arch, params, saved[f"tokens_{i}"])
+            assert np.abs(got - expected).max() <= 1e-4
+
+
+def test_fixtures_cover_what_families_differ_in(one_device):
+    archs = {p.name: hf.architecture_from_config(hf.read_config(p)) for p in FIXTURES}
+    assert {a.family for a in archs.values()} == {"llama", "qwen2", "qwen3"}
+    assert {a.tied for a in archs.values()} == {True, False}
+    assert {a.heads // a.kv_heads for a in archs.values()} == {1, 2, 4}
+    assert archs["qwen3-head-dim"].head_dim * archs["qwen3-head-dim"].heads == 48
+    assert archs["qwen3-head-dim"].width == 32
+    scaled = archs["llama3-scaled"]
+    assert scaled.rope_scaling is not None and scaled.rope_scaling.original_length == 16
+    assert scaled.rope_theta == 500.0
+    with np.load(FIXTURES[0].parent / "llama3-scaled" / "logits.npz") as saved:
+        assert len(saved["tokens_0"]) == 36
+    bias = read(FIXTURES[0].parent / "qwen2-bias", one_device)[1]["layers"]["q_bias"]
+    assert np.abs(bias).min() > 0
+
+
+# Reading
+
+
+def test_layout_is_that_of_the_declaration(folder, one_device):
+    arch, params = read(folder, one_device)
+    files = {}
+    for path in folder.glob("*.safetensors"):
+        files |= {k: np.asarray(v, np.float32) for k, v in load_file(path).items()}
+    D, H, Q = arch.width, arch.heads, arch.head_dim
+    name = "model.layers.1.self_attn.{}_proj.weight"
+    # y = W x in the file, so W[h * Q + c, d] is our q[d, h, c], and W[d, h * Q + c] our o[h, c, d].
+    np.testing.assert_array_equal(
+        params["layers"]["q"][1], files[name.format("q")].T.reshape(D, H, Q)
+    )
+    np.testing.assert_array_equal(
+        params["layers"]["o"][1], files[name.format("o")].T.reshape(H, Q, D)
+    )
+    np.testing.assert_array_equal(params["embed"], files["model.embed_tokens.weight"])
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
+
+
+MESHES = {
+    "data": MeshConfig(data=8),
+    "tensor-fsdp": MeshConfig(tensor=2, fsdp=4),
+    "tensor-data": MeshConfig(tensor=4, data=2),
+}
+
+
+@pytest.mark.parametrize("config", MESHES.values(), ids=list(MESHES))
+@pytest.mark.parametrize("rules", [TRAIN_RULES, SAMPLE_RULES], ids=["train", "sample"])
+def test_sharded_read_equals_whole_read(folder, rules, config, one_device):
+    _, whole = read(folder, one_device)
+    mesh = make_mesh(config)
+    arch, split = hf.load(folder, rules=rules, mesh=mesh)
+    assert same(whole, split)
+    q = split["layers"]["q"]
+    assert q.sharding.mesh == mesh
+    embed_parts = config.fsdp if rules is TRAIN_RULES else 1
+    assert q.addressable_shards[0].data.shape[1] == arch.width // embed_parts
+    assert q.addressable_shards[0].data.shape[2] == arch.heads // config.tensor
+
+
+def test_rules_may_split_layers_and_head_dim(folder, one_device):
+    _, whole = read(folder, one_device)
+    rules = {**TRAIN_RULES, "layers": "data", "head_dim": "tensor", "heads": None}
+    mesh = make_mesh(MeshConfig(data=2, tensor=2, fsdp=2))
+    arch, split = hf.load(folder, rules=rules, mesh=mesh)
+    assert same(whole, split)
+    shape = split["layers"]["o"].addressable_shards[0].data.shape
+    assert shape == (1, arch.heads, arch.head_dim // 2, arch.width // 2)
+
+
+def test_devices_do_not_write_into_each_others_copy(copied):
+    _, params = read(copied, make_mesh(MeshConfig(data=8)))
+    expected = jax.tree.map(lambda x: np.asarray(x) + 1, params)
+    added = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)(params)
+    for x, y in zip(jax.tree.leaves(added), jax.tree.leaves(expected), strict=True):
+        assert len(x.addressable_shards) == 8
+        for shard in x.addressable_shards:
+            np.testing.assert_array_equal(shard.data, y)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_reads_half_precision_files_exactly(copied, dtype, one_device):
+    path = copied / "model.safetensors"
+    halves = {k: v.astype(jnp.dtype(dtype)) for k, v in load_file(path).items()}
+    save_file(halves, path, metadata={"format": "pt"})
+    _, params = read(copied, one_device)
+    up = halves["model.layers.0.mlp.up_proj.weight"].astype(np.float32)
+    np.testing.assert_array_equal(params["layers"]["up"][0], up.T)
+    _, held = read(copied, one_device, dtype=dtype)
+    assert held["layers"]["up"].dtype == jnp.dtype(dtype)
+    np.testing.assert_array_equal(np.asarray(held["layers"]["up"][0], np.float32), up.T)
+
+
+def test_tied_head_and_rotary_buffers_are_ignored(copied, one_device):
+    _, before = read(copied, one_device)
+    path = copied / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = np.full_like(tensors["model.embed_tokens.weight"], 7.0)
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    save_file(tensors, path)
+    assert same(read(copied, one_device)[1], before)
+
+
+# Weights that do not fit
+
+
+def damaged(folder, change):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def test_missing_tensor_is_named(copied, one_device):
+    damaged(copied, lambda t: t.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ValueError, match=r"'model.layers.1.mlp.up_proj.weight' \[40, 32\] is miss"):
+        read(copied, one_device)
+
+
+def test_tensor_of_another_shape_is_named(copied, one_device):
+    name = "model.layers.0.self_attn.k_proj.weight"
+    damaged(copied, lambda t: t.update({name: t[name][:8].copy()}))
+    with pytest.raises(ValueError, match=rf"'{name}': expected shape \[16, 32\], got \[8, 32\]"):
+        read(copied, one_device)
+
+
+def test_unexpected_tensor_is_named(copied, one_device):
+    damaged(copied, lambda t: t.update({"model.layers.0.adapter.weight": np.ones((2, 3))}))
+    with pytest.raises(ValueError, match=r"'model.layers.0.adapter.weight' \[2, 3\] is not exp"):
+        read(copied, one_device)
+
+
+def test_integer_tensor_is_refused(copied, one_device):
+    name = "model.norm.weight"
+    damaged(copied, lambda t: t.update({name: np.ones(32, np.int8)}))
+    with pytest.raises(ValueError, match=r"'model.norm.weight': dtype I8"):
+        read(copied, one_device)
+
+
+def test_many_problems_are_counted(copied, one_device):
+    damaged(copied, lambda t: [t.pop(name) for name in list(t) if "layers.1" in name])
+    with pytest.raises(ValueError, match=r"is missing; and 4 more$"):
+        read(copied, one_device)
+
+
+def test_truncated_file_is_named(copied, one_device):
+    path = copied / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"model.safetensors is not a whole safetensors file"):
+        read(copied, one_device)
+
+
+def test_absent_shard_is_named(tmp_path, one_device):
+    source = FIXTURES[0].parent / "llama-mha-untied-sharded"
+    folder = Path(shutil.copytree(source, tmp_path / "model"))
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"names model-00002-of-00003.safetensors, not in the"):
+        read(folder, one_device)
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "not json", '{"weight_map": 3}'])
+def test_index_without_weight_map_is_named(copied, content, one_device):
+    (copied / "model.safetensors").unlink()
+    (copied / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ValueError, match=r"index.json holds no weight_map"):
+        read(copied, one_device)
+
+
+def test_other_weight_formats_are_named(copied, one_device):
+    (copied / "model.safetensors").rename(copied / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"neither .* only pytorch_model.bin; convert"):
+        read(copied, one_device)
+
+
+# Finding a folder
+
+
+def test_locate_takes_a_local_folder(copied):
+    assert hf.locate(copied) == copied
+    assert hf.locate(str(copied)) == copied
+
+
+def test_locate_refuses_what_is_no_model_folder(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(ValueError, match=r"no config.json \(it holds notes.txt\)"):
+        hf.locate(tmp_path)
+    with pytest.raises(ValueError, match=r"no config.json \(it is a file\)"):
+        hf.locate(tmp_path / "notes.txt")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"no config.json \(it is empty\)"):
+        hf.locate(tmp_path / "empty")
+    with pytest.raises(ValueError, match=r"absent': no such folder, and it is not a hub id"):
+        hf.locate(tmp_path / "absent")
+    with pytest.raises(ValueError, match=r"model 'smollm': no such folder"):
+        hf.locate("smollm")
+
+
+def test_locate_refuses_a_revision_of_a_local_folder(copied):
+    with pytest.raises(ValueError, match=r"revision = 'main' belongs to a hub id"):
+        hf.locate(copied, revision="main")
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    """The hub's client as with HF_HUB_OFFLINE=1 and an empty cache, which this returns."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_locate_names_a_hub_id_it_cannot_get(offline):
+    with pytest.raises(ValueError, match=r"'some-org/some-model': no such local folder, .* cannot"):
+        hf.locate("some-org/some-model")
+    with pytest.raises(ValueError, match=r"'some-org/some--model': .* failed: HFValidationError"):
+        hf.locate("some-org/some--model")
+
+
+def test_locate_takes_a_hub_id_from_the_cache(offline, copied):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    cached = offline / "models--some-org--some-model"
+    shutil.copytree(copied, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    assert hf.locate("some-org/some-model") == cached / "snapshots" / commit
+
+
+# Export
+
+
+def test_round_trip_is_exact(tiny, tmp_path, one_device):
+    hf.export(tmp_path / "out", tiny.arch, tiny.params)
+    arch, params = read(tmp_path / "out", one_device)
+    assert arch == tiny.arch
+    assert same(params, tiny.params)
+
+
+def test_round_trip_keeps_the_source_config(folder, tmp_path, one_device):
+    arch, params = read(folder, one_device)
+    source = hf.read_config(folder)
+    hf.export(tmp_path / "out", arch, params, source_config=source, eos_ids=(2, 5))
+    written = hf.read_config(tmp_path / "out")
+    ours = {"dtype", "torch_dtype", "exported_by"}
+    assert {k: v for k, v in written.items() if k not in ours} == {
+        k: v for k, v in source.items() if k not in ours
+    }
+    assert written["torch_dtype"] == "float32"
+    generation = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert generation == {"bos_token_id": 1, "eos_token_id": [2, 5]}
+    again, other = read(tmp_path / "out", one_device)
+    assert again == arch
+    assert same(other, params)
+
+
+def test_export_from_shards_equals_export_from_one_device(tiny, tmp_path):
+    hf.export(tmp_path / "one", tiny.arch, tiny.params)
+    mesh = make_mesh(MeshConfig(tensor=2, fsdp=4))
+    _, split = hf.load(tmp_path / "one", rules=TRAIN_RULES, mesh=mesh)
+    hf.export(tmp_path / "split", tiny.arch, split)
+    one, two = (tmp_path / n / "model.safetensors" for n in ("one", "split"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_export_splits_large_weights(tiny, tmp_path, one_device):
+    hf.export(tmp_path / "out", tiny.arch, tiny.params, max_file_bytes=20_000)
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert len(files) > 1
+    assert files[0].name == f"model-00001-of-{len(files):05}.safetensors"
+    sizes = [sum(x.nbytes for x in load_file(path).values()) for path in files]
+    assert max(sizes) <= 20_000
+    held = sum(x.nbytes for x in jax.tree.leaves(tiny.params))
+    assert sum(sizes) == held == index["metadata"]["total_size"]
+    for path in files:
+        assert all(index["weight_map"][name] == path.name for name in load_file(path))
+    assert same(read(tmp_path / "out", one_device)[1], tiny.params)
+
+
+def test_export_as_bfloat16_rounds_once(tiny, tmp_path, one_device):
+    hf.export(tmp_path / "out", tiny.arch, tiny.params, dtype="bfloat16")
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16), tiny.params)
+    assert same(read(tmp_path / "out", one_device, dtype="bfloat16")[1], rounded)
+    assert hf.read_config(tmp_path / "out")["torch_dtype"] == "bfloat16"
+
+
+def test_export_without_source_names_no_token_of_another_family(tiny, tmp_path):
+    hf.export(tmp_path / "a", tiny.arch, tiny.params, eos_ids=(7, 9))
+    config = hf.read_config(tmp_path / "a")
+    assert (config["bos_token_id"], config["pad_token_id"]) == (None, None)
+    assert config["eos_token_id"] == [7, 9]
+    generation = json.loads((tmp_path / "a" / "generation_config.json").read_text())
+    assert generation == {"eos_token_id": [7, 9]}
+
+
+def test_export_replaces_an_earlier_export_only(tiny, tmp_path, one_device):
+    out = tmp_path / "out"
+    hf.export(out, tiny.arch, tiny.params, max_file_bytes=20_000)
+    twice = jax.tree.map(lambda x: x * 2, tiny.params)
+    hf.export(out, tiny.arch, twice)
+    assert same(read(out, one_device)[1], twice)
+    assert not (out / "model.safetensors.index.json").exists()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.tex").write_text("years of work")
+    with pytest.raises(ValueError, match=r"foreign' exists and is not an earlier export"):
+        hf.export(foreign, tiny.arch, tiny.params)
+    assert (foreign / "thesis.tex").read_text() == "years of work"
+
+
+def test_export_does_not_replace_a_model_that_is_not_ours(copied, one_device):
+    arch, params = read(copied, one_device)
+    with pytest.raises(ValueError, match=r"exists and is not an earlier export"):
+        hf.export(copied, arch, params, source_config=hf.read_config(copied))
+
+
+def test_interrupted_export_leaves_the_earlier_one_whole(tiny, tmp_path, one_device):
+    out = tmp_path / "out"
+    hf.export(out, tiny.arch, tiny.params)
+
+    def fail(partial):
+        assert (partial / "model.safetensors").is_file()
+        raise OSError("No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        hf.export(out, tiny.arch, jax.tree.map(lambda x: x * 2, tiny.params), save_tokenizer=fail)
+    assert same(read(out, one_device)[1], tiny.params)
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_tokenizer_lands_with_the_weights(tiny, tmp_path):
+    def save(partial):
+        (partial / "tokenizer.json").write_text("{}")
+
+    hf.export(tmp_path / "out", tiny.arch, tiny.params, save_tokenizer=save)
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+
+
+def test_export_refuses_what_does_not_fit(tiny, tmp_path):
+    out = tmp_path / "out"
+    other = tiny.arch.model_copy(update={"ffn": 44})
+    with pytest.raises(ValueError, match=r"params\['layers'\]\['down'\]: expected shape \(2, 44,"):
+        hf.export(out, other, tiny.params)
+    lacking = {k: v for k, v in tiny.params.items() if k != "norm"}
+    with pytest.raises(ValueError, match=r"params\['norm'\]: .* got no such parameter"):
+        hf.export(out, tiny.arch, lacking)
+    with pytest.raises(ValueError, match=r"dtype = 'float8': export as one of"):
+        hf.export(out, tiny.arch, tiny.params, dtype="float8")
+    source = hf.read_config(FIXTURES[0].parent / "llama-gqa-tied")
+    with pytest.raises(ValueError, match=r"source_config describes .* params are of"):
+        hf.export(out, tiny.arch, tiny.params, source_config=source)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_file_shape_merges_heads(tiny):
+    layers = declare(tiny.arch)["layers"]
+    D, H, K, Q = tiny.arch.width, tiny.arch.heads, tiny.arch.kv_heads, tiny.arch.head_dim
+    assert hf.file_shape(layers["q"]) == (H * Q, D)
+    assert hf.file_shape(layers["v"]) == (K * Q, D)
+    assert hf.file_shape(layers["o"]) == (D, H * Q)
+    assert hf.file_shape(layers["up"]) == (tiny.arch.ffn, D)
+    if tiny.arch.has_qkv_bias:
+        assert hf.file_shape(layers["k_bias"]) == (K * Q,)
+    if tiny.arch.has_qk_norm:
+        assert hf.file_shape(layers["q_norm"]) == (Q,)

@@ -1,0 +1,264 @@
+"""config.json in: spellings of both transformers versions, what is refused, what is missing."""
+
+import pytest
+
+from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
+from jaxrl_vr.models.hf_config import architecture_from_config, config_of
+
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
+LLAMA_3_2_1B = {
+    **SMOLLM2,
+    "head_dim": 64,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "vocab_size": 128256,
+}
+QWEN25_1B = {
+    "model_type": "qwen2",
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "hidden_act": "silu",
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 21,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+QWEN3_06B = {
+    **QWEN25_1B,
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "rope_scaling": None,
+    "sliding_window": None,
+}
+PUBLIC = {
+    "smollm2": (
+        SMOLLM2,
+        Architecture(
+            family="llama",
+            vocab_size=49152,
+            width=576,
+            layers=30,
+            heads=9,
+            kv_heads=3,
+            head_dim=64,
+            ffn=1536,
+            tied=True,
+            rope_theta=100_000.0,
+            norm_eps=1e-5,
+            max_length=8192,
+        ),
+    ),
+    "llama-3.2": (
+        LLAMA_3_2_1B,
+        Architecture(
+            family="llama",
+            vocab_size=128256,
+            width=2048,
+            layers=16,
+            heads=32,
+            kv_heads=8,
+            head_dim=64,
+            ffn=8192,
+            tied=True,
+            rope_theta=500_000.0,
+            rope_scaling=Llama3Scaling(
+                factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192
+            ),
+            norm_eps=1e-5,
+            max_length=131072,
+        ),
+    ),
+    "qwen2.5": (
+        QWEN25_1B,
+        Architecture(
+            family="qwen2",
+            vocab_size=151936,
+            width=1536,
+            layers=28,
+            heads=12,
+            kv_heads=2,
+            head_dim=128,
+            ffn=8960,
+            tied=True,
+            rope_theta=1_000_000.0,
+            norm_eps=1e-6,
+            max_length=32768,
+        ),
+    ),
+    "qwen3": (
+        QWEN3_06B,
+        Architecture(
+            family="qwen3",
+            vocab_size=151936,
+            width=1024,
+            layers=28,
+            heads=16,
+            kv_heads=8,
+            head_dim=128,
+            ffn=3072,
+            tied=True,
+            rope_theta=1_000_000.0,
+            norm_eps=1e-6,
+            max_length=40960,
+        ),
+    ),
+}
+
+
+def without(config, *names):
+    return {k: v for k, v in config.items() if k not in names}
+
+
+@pytest.mark.parametrize("config, expected", PUBLIC.values(), ids=list(PUBLIC))
+def test_public_configs(config, expected):
+    assert architecture_from_config(config) == expected
+
+
+@pytest.mark.parametrize("config, expected", PUBLIC.values(), ids=list(PUBLIC))
+def test_spelling_of_transformers_5(config, expected):
+    rope = config.get("rope_scaling") or {"rope_type": "default"}
+    new = without(config, "rope_scaling", "rope_theta")
+    new["rope_parameters"] = {**rope, "rope_theta": config["rope_theta"]}
+    assert architecture_from_config(new) == expected
+
+
+@pytest.mark.parametrize("config, expected", PUBLIC.values(), ids=list(PUBLIC))
+def test_written_config_reads_back(config, expected):
+    assert architecture_from_config(config_of(expected)) == expected
+
+
+def test_early_spelling_of_the_rope_type():
+    rope = without(LLAMA_3_2_1B["rope_scaling"], "rope_type")
+    config = {**LLAMA_3_2_1B, "rope_scaling": {**rope, "type": "llama3"}}
+    assert architecture_from_config(config) == PUBLIC["llama-3.2"][1]
+
+
+def test_defaults_of_llama():
+    arch = architecture_from_config(
+        without(SMOLLM2, "num_key_value_heads", "head_dim", "tie_word_embeddings", "rope_theta")
+    )
+    assert (arch.kv_heads, arch.head_dim, arch.tied, arch.rope_theta) == (9, 64, False, 10_000.0)
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "gemma3_text", "qwen3_moe", "qwen2_vl", None])
+def test_unsupported_architecture_names_what_is_supported(model_type):
+    message = (
+        rf"model_type = {model_type!r} is not supported; supported are llama .* qwen2 .* qwen3"
+    )
+    with pytest.raises(ValueError, match=message):
+        architecture_from_config({**SMOLLM2, "model_type": model_type})
+
+
+REFUSED = {
+    "llama attention_bias": (SMOLLM2, {"attention_bias": True}),
+    "qwen3 attention_bias": (QWEN3_06B, {"attention_bias": True}),
+    "mlp_bias": (LLAMA_3_2_1B, {"mlp_bias": True}),
+    "use_sliding_window": (QWEN25_1B, {"use_sliding_window": True}),
+    "hidden_act": (SMOLLM2, {"hidden_act": "gelu"}),
+    "pretraining_tp": (SMOLLM2, {"pretraining_tp": 4}),
+    "num_local_experts": (SMOLLM2, {"num_local_experts": 8}),
+    "num_experts": (QWEN3_06B, {"num_experts": 128}),
+    "partial_rotary_factor": (SMOLLM2, {"partial_rotary_factor": 0.5}),
+    "quantization_config": (SMOLLM2, {"quantization_config": {"bits": 4}}),
+}
+
+
+@pytest.mark.parametrize("config, change", REFUSED.values(), ids=list(REFUSED))
+def test_features_we_lack_are_refused_by_name_and_value(config, change):
+    ((name, value),) = change.items()
+    with pytest.raises(ValueError) as caught:
+        architecture_from_config({**config, **change})
+    assert f"config.json: {name} = {value!r} is not supported" in str(caught.value)
+
+
+def test_attention_bias_says_nothing_about_qwen2():
+    assert architecture_from_config({**QWEN25_1B, "attention_bias": True}).has_qkv_bias
+
+
+def test_sliding_layers_are_refused():
+    types = ["full_attention", "sliding_attention"]
+    with pytest.raises(ValueError, match=r"layer_types holds \['sliding_attention'\]"):
+        architecture_from_config({**QWEN3_06B, "layer_types": types})
+    assert architecture_from_config({**QWEN3_06B, "layer_types": ["full_attention"] * 28}).layers
+
+
+@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic", "longrope"])
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_other_rotary_scalings_are_refused(kind, key):
+    rope = {"rope_type": kind, "factor": 4.0}
+    with pytest.raises(ValueError, match=rf"rope_type = '{kind}' is not supported; only 'default'"):
+        architecture_from_config({**without(QWEN25_1B, "rope_scaling"), key: rope})
+
+
+def test_partial_and_layerwise_rotary_are_refused():
+    with pytest.raises(ValueError, match=r"partial_rotary_factor = 0.25"):
+        rope = {"rope_type": "default", "partial_rotary_factor": 0.25}
+        architecture_from_config({**SMOLLM2, "rope_parameters": rope})
+    with pytest.raises(ValueError, match=r"rope_parameters by layer \(\['full_attention'\]\)"):
+        rope = {"full_attention": {"rope_type": "default"}}
+        architecture_from_config({**SMOLLM2, "rope_parameters": rope})
+
+
+def test_llama3_scaling_without_its_numbers_is_refused():
+    rope = without(LLAMA_3_2_1B["rope_scaling"], "factor", "original_max_position_embeddings")
+    message = r"rope_type = 'llama3' lacks factor, original_max_position_embeddings"
+    with pytest.raises(ValueError, match=message):
+        architecture_from_config({**LLAMA_3_2_1B, "rope_scaling": rope})
+
+
+def test_missing_fields_are_named():
+    with pytest.raises(ValueError, match=r"config.json of a llama model lacks hidden_size, rms_n"):
+        architecture_from_config(without(SMOLLM2, "hidden_size", "rms_norm_eps"))
+    with pytest.raises(ValueError, match=r"a qwen3 model lacks num_key_value_heads, head_dim"):
+        architecture_from_config(without(QWEN3_06B, "num_key_value_heads", "head_dim"))
+
+
+def test_heads_that_do_not_divide_are_named():
+    with pytest.raises(ValueError, match=r"kv_heads = 2 does not divide heads = 9"):
+        architecture_from_config({**SMOLLM2, "num_key_value_heads": 2})

@@ -1,0 +1,143 @@
+"""Parameters: counts known from elsewhere, initial values, streams, shardings."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
+from jaxrl_vr.models.params import abstract, declare, init, is_param, shardings
+from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
+
+
+def wide(**changes):
+    """Wide enough for statistics."""
+    sizes = dict(vocab_size=96, width=64, layers=3, heads=4, kv_heads=2, head_dim=16, ffn=128)
+    return Architecture(**{**sizes, **changes})
+
+
+def leaves(tree):
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): x
+        for path, x in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_param)
+    }
+
+
+def count(arch):
+    return sum(math.prod(p.shape) for p in leaves(declare(arch)).values())
+
+
+def test_counts_of_public_models():
+    smollm2 = Architecture(
+        vocab_size=49152, width=576, layers=30, heads=9, kv_heads=3, head_dim=64, ffn=1536
+    )
+    assert count(smollm2) == 134_515_008
+    qwen25 = Architecture(
+        family="qwen2",
+        vocab_size=151936,
+        width=896,
+        layers=24,
+        heads=14,
+        kv_heads=2,
+        head_dim=64,
+        ffn=4864,
+    )
+    assert count(qwen25) == 494_032_768
+    qwen3 = Architecture(
+        family="qwen3",
+        vocab_size=151936,
+        width=1024,
+        layers=28,
+        heads=16,
+        kv_heads=8,
+        head_dim=128,
+        ffn=3072,
+    )
+    assert count(qwen3) == 596_049_920
+
+
+def test_families_differ_in_these_parameters():
+    plain = set(leaves(declare(wide())))
+    assert set(leaves(declare(wide(tied=False)))) - plain == {"head"}
+    qwen2, qwen3 = (set(leaves(declare(wide(family=f)))) for f in ("qwen2", "qwen3"))
+    assert qwen2 - plain == {"layers.q_bias", "layers.k_bias", "layers.v_bias"}
+    assert qwen3 - plain == {"layers.q_norm", "layers.k_norm"}
+    assert not plain - qwen2 and not plain - qwen3
+
+
+def test_file_names_are_distinct(tiny):
+    names = [p.hf_name for p in leaves(tiny.model.declare()).values()]
+    assert len(set(names)) == len(names)
+    stacked = {p.hf_name for p in leaves(tiny.model.declare()).values() if p.is_stacked}
+    assert stacked == {name for name in names if "{layer}" in name}
+
+
+QWEN2, QWEN3 = wide(family="qwen2", tied=False), wide(family="qwen3", tied=False)
+
+
+@pytest.fixture(scope="module")
+def made(one_device):
+    """Initial parameters by architecture; each costs a compilation."""
+    return {a: init(declare(a), jax.random.key(0), TRAIN_RULES, one_device) for a in (QWEN2, QWEN3)}
+
+
+@pytest.mark.parametrize("arch", [QWEN2, QWEN3], ids=["qwen2", "qwen3"])
+def test_initial_values(arch, made):
+    declared = leaves(declare(arch))
+    params = leaves(made[arch])
+    for name, p in declared.items():
+        x = np.asarray(params[name], np.float64)
+        assert x.shape == p.shape
+        if "norm" in name:
+            assert (x == 1).all()
+        elif "bias" in name:
+            assert (x == 0).all()
+        else:
+            n = x.size
+            # Bounds of five standard errors of a mean and of a standard deviation.
+            assert abs(x.mean()) < 5 * p.scale / n**0.5
+            assert abs(x.std() / p.scale - 1) < 5 / (2 * n) ** 0.5
+    assert declared["embed"].scale == 0.02
+    assert declared["layers.q"].scale == 64**-0.5
+    assert declared["layers.o"].scale == pytest.approx((2 * 3) ** -0.5 * (4 * 16) ** -0.5)
+    assert declared["layers.down"].scale == pytest.approx((2 * 3) ** -0.5 * 128**-0.5)
+
+
+def test_each_parameter_has_its_own_stream(made):
+    two, three = leaves(made[QWEN2]), leaves(made[QWEN3])
+    for name in set(two) & set(three):
+        np.testing.assert_array_equal(two[name], three[name])
+    gate, up = np.ravel(two["layers.gate"]), np.ravel(two["layers.up"])
+    assert abs(np.corrcoef(gate, up)[0, 1]) < 5 * up.size**-0.5
+    assert not np.array_equal(two["layers.up"][0], two["layers.up"][1])
+
+
+def test_sharded_initialisation_equals_that_of_one_device(made):
+    declared = declare(QWEN3)
+    mesh = make_mesh(MeshConfig(tensor=2, fsdp=4))
+    split = init(declared, jax.random.key(0), TRAIN_RULES, mesh)
+    assert jax.tree.all(jax.tree.map(np.array_equal, split, made[QWEN3]))
+    assert split["layers"]["up"].addressable_shards[0].data.shape == (3, 64 // 4, 128 // 2)
+    assert jax.tree.all(
+        jax.tree.map(lambda x, s: x.sharding == s, split, shardings(declared, TRAIN_RULES, mesh))
+    )
+    targets = jax.tree.leaves(abstract(declared, TRAIN_RULES, mesh))
+    for target, x in zip(targets, jax.tree.leaves(split), strict=True):
+        assert (target.shape, target.dtype, target.sharding) == (x.shape, jnp.float32, x.sharding)
+
+
+def test_key_decides(made, one_device):
+    other = init(declare(QWEN2), jax.random.key(1), TRAIN_RULES, one_device)
+    assert not np.array_equal(made[QWEN2]["embed"], other["embed"])
+    assert not np.array_equal(made[QWEN2]["layers"]["q"], other["layers"]["q"])
+
+
+def test_architecture_refuses_what_cannot_be():
+    with pytest.raises(ValueError, match=r"kv_heads = 3 does not divide heads = 4"):
+        wide(kv_heads=3)
+    with pytest.raises(ValueError, match=r"head_dim = 15 is odd"):
+        wide(head_dim=15)
+    with pytest.raises(ValueError, match=r"low_freq_factor = 4.0 .* high_freq_factor = 4.0"):
+        Llama3Scaling(low_freq_factor=4.0)

@@ -1,0 +1,327 @@
+"""The transformer's own promises: packing, decoding, rematerialisation, sharding, rotation."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
+from jaxrl_vr.models.params import abstract, shardings
+from jaxrl_vr.models.transformer import (
+    Cache,
+    Transformer,
+    rms_norm,
+    rotary_angles,
+    rotary_frequencies,
+    rotate,
+)
+from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
+
+LENGTHS = (9, 1, 6)
+
+
+def prompts(arch, lengths=LENGTHS, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, arch.vocab_size, n).astype(np.int32) for n in lengths]
+
+
+def packed(sequences, T, rows=1, pad=0):
+    """All sequences in the first row, behind each other, then padding."""
+    tokens = np.full((rows, T), pad, np.int32)
+    positions, segments = np.zeros((rows, T), np.int32), np.zeros((rows, T), np.int32)
+    start = 0
+    for i, sequence in enumerate(sequences):
+        window = slice(start, start + len(sequence))
+        tokens[0, window], segments[0, window] = sequence, i + 1
+        positions[0, window] = np.arange(len(sequence))
+        start += len(sequence)
+    return tuple(jnp.asarray(a) for a in (tokens, positions, segments))
+
+
+@pytest.fixture(scope="module")
+def alone(tiny):
+    """The hidden states of each sequence by itself, [n, D] each."""
+    model, params = tiny.model, tiny.params
+    hidden = jax.jit(lambda params, *row: model.hidden(params, *row))
+    return [np.asarray(hidden(params, *packed([s], len(s)))[0]) for s in prompts(tiny.arch)]
+
+
+# Packed rows
+
+
+def test_packed_rows_equal_single_sequences(tiny, alone):
+    row = packed(prompts(tiny.arch), T=20)
+    hidden = tiny.model.hidden(tiny.params, *row)[0]
+    start = 0
+    for expected in alone:
+        got = hidden[start : start + len(expected)]
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+        start += len(expected)
+
+
+def test_segments_and_padding_do_not_touch_each_other(tiny):
+    sequences = prompts(tiny.arch)
+    hidden = jax.jit(tiny.model.hidden)
+    before = hidden(tiny.params, *packed(sequences, T=20))
+    changed = [sequences[0], sequences[1], (sequences[2] + 1) % tiny.arch.vocab_size]
+    after = hidden(tiny.params, *packed(changed, T=20, pad=5))
+    kept = LENGTHS[0] + LENGTHS[1]
+    np.testing.assert_array_equal(before[0, :kept], after[0, :kept])
+    assert (
+        np.abs(before[0, kept : kept + LENGTHS[2]] - after[0, kept : kept + LENGTHS[2]]).min() > 0
+    )
+
+
+def test_later_tokens_do_not_touch_earlier_ones(tiny):
+    (sequence,) = prompts(tiny.arch, (12,))
+    changed = np.concatenate([sequence[:7], (sequence[7:] + 1) % tiny.arch.vocab_size])
+    hidden = jax.jit(tiny.model.hidden)
+    before, after = (hidden(tiny.params, *packed([s], T=12))[0] for s in (sequence, changed))
+    np.testing.assert_array_equal(before[:7], after[:7])
+    assert np.abs(before[7:] - after[7:]).max(axis=1).min() > 1e-3
+
+
+def test_gradient_at_padding_is_zero(tiny):
+    tokens, positions, segments = packed(prompts(tiny.arch), T=20, pad=7)
+    tokens = jnp.where(segments == 0, 7, jnp.where(tokens == 7, 8, tokens))
+
+    def loss(params):
+        hidden = tiny.model.hidden(params, tokens, positions, segments)
+        return jnp.sum(jnp.where(segments[..., None] > 0, hidden, 0.0) ** 2)
+
+    gradient = jax.jit(jax.grad(loss))(tiny.params)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+    np.testing.assert_array_equal(gradient["embed"][7], 0.0)  # only padding has token 7
+    assert np.abs(gradient["embed"][8]).max() > 0
+
+
+# Prefill and decode
+
+
+def test_prefill_then_decode_equals_full_forward(tiny, alone):
+    model, sequences = tiny.model, prompts(tiny.arch)
+    view = model.sampler_view(tiny.params)
+    given = np.asarray([4, 1, 2])
+    tokens = np.full((3, 5), 3, np.int32)
+    for i, n in enumerate(given):
+        tokens[i, :n] = sequences[i][:n]
+    last, short = model.prefill(view, jnp.asarray(tokens), jnp.asarray(given))
+    for i, n in enumerate(given):
+        np.testing.assert_allclose(last[i], alone[i][n - 1], atol=1e-5)
+    # Longer than a prompt, and full of what an earlier rollout may have left.
+    cache = jax.tree.map(lambda x: x + 100.0, model.empty_cache(3, 16))
+    cache = jax.tree.map(lambda whole, part: whole.at[:, :, :5].set(part), cache, short)
+    decode = jax.jit(model.decode)
+    for step in range(max(LENGTHS)):
+        at = given + step
+        token = [s[min(n, len(s) - 1)] for s, n in zip(sequences, at, strict=True)]
+        out, cache = decode(view, jnp.asarray(token), jnp.asarray(at, jnp.int32), cache)
+        for i, n in enumerate(at):
+            if n < len(sequences[i]):
+                np.testing.assert_allclose(out[i], alone[i][n], atol=1e-5)
+
+
+def test_decoding_from_nothing_equals_full_forward(tiny, alone):
+    view = tiny.model.sampler_view(tiny.params)
+    cache = tiny.model.empty_cache(1, LENGTHS[0])
+    decode = jax.jit(tiny.model.decode)
+    for n, token in enumerate(prompts(tiny.arch)[0]):
+        out, cache = decode(view, jnp.asarray([token]), jnp.asarray([n]), cache)
+        np.testing.assert_allclose(out[0], alone[0][n], atol=1e-5)
+
+
+def test_decode_writes_one_place_of_its_own_slot(tiny):
+    view = tiny.model.sampler_view(tiny.params)
+    cache = jax.tree.map(lambda x: x + 5.0, tiny.model.empty_cache(2, 6))
+    _, after = tiny.model.decode(view, jnp.asarray([1, 2]), jnp.asarray([0, 4]), cache)
+    assert isinstance(after, Cache)
+    for x in (*after.k, *after.v):
+        is_written = (np.asarray(x) != 5.0).any(axis=(1, 3))
+        np.testing.assert_array_equal(is_written, [[1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0]])
+
+
+def test_prefill_ignores_what_stands_behind_a_prompt(tiny):
+    view = tiny.model.sampler_view(tiny.params)
+    tokens = jnp.asarray([[5, 6, 7, 0, 0], [5, 6, 7, 9, 9]])
+    last, cache = jax.jit(tiny.model.prefill)(view, tokens, jnp.asarray([3, 3]))
+    np.testing.assert_array_equal(last[0], last[1])
+    for x in (*cache.k, *cache.v):
+        np.testing.assert_array_equal(x[0, :, :3], x[1, :, :3])
+
+
+def test_view_has_the_learners_head(tiny):
+    view = tiny.model.sampler_view(tiny.params)
+    np.testing.assert_array_equal(tiny.model.view_head(view), tiny.model.head(tiny.params))
+    name = "embed" if tiny.arch.tied else "head"
+    np.testing.assert_array_equal(tiny.model.head(tiny.params), tiny.params[name])
+
+
+# Rematerialisation, dtype, sharding
+
+
+def test_rematerialisation_changes_neither_value_nor_gradient(tiny):
+    row = packed(prompts(tiny.arch), T=20)
+
+    def loss(params, remat):
+        model = dataclasses.replace(tiny.model, remat=remat)
+        return jnp.sum(jnp.sin(model.hidden(params, *row)))
+
+    run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+    (kept, kept_gradient), (again, again_gradient) = (
+        run(tiny.params, r) for r in ("none", "block")
+    )
+    np.testing.assert_allclose(again, kept, rtol=1e-6)
+    for a, b in zip(jax.tree.leaves(again_gradient), jax.tree.leaves(kept_gradient), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-6 * max(1.0, float(np.abs(b).max())))
+
+
+def test_rematerialisation_keeps_fewer_residuals(one_device):
+    arch = Architecture(vocab_size=16, width=32, layers=8, heads=4, kv_heads=4, head_dim=8, ffn=128)
+    model = Transformer(arch)
+    params = abstract(model.declare(), TRAIN_RULES, one_device)
+    row = [jax.ShapeDtypeStruct((4, 64), jnp.int32)] * 3
+
+    def temporary_bytes(remat):
+        def loss(params, *row):
+            return dataclasses.replace(model, remat=remat).hidden(params, *row).sum()
+
+        memory = jax.jit(jax.grad(loss)).lower(params, *row).compile().memory_analysis()
+        return memory.temp_size_in_bytes
+
+    assert temporary_bytes("block") < temporary_bytes("none") / 3
+
+
+def test_bfloat16_computes_near_float32(tiny, alone):
+    model = dataclasses.replace(tiny.model, dtype="bfloat16")
+    row = packed([prompts(tiny.arch)[0]], T=LENGTHS[0])
+    hidden = model.hidden(tiny.params, *row)
+    assert hidden.dtype == model.head(tiny.params).dtype == jnp.bfloat16
+    error = np.asarray(hidden[0], np.float32) - alone[0]
+    assert 0 < np.abs(error).mean() < 0.03 * np.abs(alone[0]).mean()
+    view = model.sampler_view(tiny.params)
+    assert {x.dtype for x in jax.tree.leaves((view, model.empty_cache(1, 4)))} == {jnp.bfloat16}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [MeshConfig(tensor=2, fsdp=4), MeshConfig(data=2, fsdp=2, tensor=2)],
+    ids=["tensor2-fsdp4", "data2-fsdp2-tensor2"],
+)
+def test_sharded_equals_unsharded(tiny, config):
+    sequences = prompts(tiny.arch, [5 + i for i in range(8)])
+    rows = [jnp.concatenate(a) for a in zip(*(packed([s], T=16) for s in sequences), strict=True)]
+    whole = jax.jit(tiny.model.hidden)(tiny.params, *rows)
+    mesh = make_mesh(config)
+    split = jax.device_put(tiny.params, shardings(tiny.model.declare(), TRAIN_RULES, mesh))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp")))
+    hidden = jax.jit(tiny.model.hidden)(split, *jax.device_put(rows, sharding))
+    np.testing.assert_allclose(hidden, whole, atol=1e-5)
+
+
+def test_wrong_shapes_are_refused(tiny):
+    tokens, positions, segments = packed(prompts(tiny.arch), T=20)
+    with pytest.raises(ValueError, match=r"positions: expected shape \[B, T\] with T = 20"):
+        tiny.model.hidden(tiny.params, tokens, positions[:, :1], segments)
+    view = tiny.model.sampler_view(tiny.params)
+    with pytest.raises(ValueError, match=r"length: expected shape \[P\]"):
+        tiny.model.prefill(view, tokens, jnp.asarray([[3]]))
+
+
+# Pieces
+
+
+def test_rms_norm_by_hand():
+    # Mean square of (3, 4) is 12.5; with eps 3.5 the root is 4.
+    x = jnp.asarray([[3.0, 4.0]])
+    np.testing.assert_allclose(rms_norm(x, jnp.asarray([2.0, 1.0]), 3.5), [[1.5, 1.0]], rtol=1e-6)
+    half = rms_norm(x.astype(jnp.bfloat16), jnp.asarray([2.0, 1.0]), 3.5)
+    assert half.dtype == jnp.bfloat16
+
+
+def arch_with(**changes):
+    sizes = dict(vocab_size=8, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, ffn=8)
+    return Architecture(**{**sizes, **changes})
+
+
+def test_plain_rotary_frequencies_by_hand():
+    arch = arch_with(rope_theta=10_000.0)
+    np.testing.assert_allclose(rotary_frequencies(arch), [1.0, 0.1, 0.01, 0.001], rtol=1e-12)
+
+
+def llama3_by_loop(theta, head_dim, factor, low, high, original):
+    """As the Llama 3.1 release describes it: by wavelength, one pair at a time."""
+    out = []
+    for i in range(head_dim // 2):
+        frequency = 1.0 / theta ** (2 * i / head_dim)
+        wavelength = 2 * math.pi / frequency
+        if wavelength < original / high:
+            out.append(frequency)
+        elif wavelength > original / low:
+            out.append(frequency / factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            out.append((1 - smooth) * frequency / factor + smooth * frequency)
+    return out
+
+
+@pytest.mark.parametrize(
+    "theta, head_dim, factor, low, high, original",
+    [
+        (500_000.0, 128, 8.0, 1.0, 4.0, 8192),
+        (500_000.0, 64, 32.0, 1.0, 4.0, 8192),
+        (500.0, 8, 4.0, 1.0, 4.0, 16),
+        (10_000.0, 64, 2.5, 0.5, 3.0, 100),
+    ],
+)
+def test_llama3_frequencies_equal_a_loop(theta, head_dim, factor, low, high, original):
+    scaling = Llama3Scaling(
+        factor=factor, low_freq_factor=low, high_freq_factor=high, original_length=original
+    )
+    arch = arch_with(head_dim=head_dim, rope_theta=theta, rope_scaling=scaling)
+    expected = llama3_by_loop(theta, head_dim, factor, low, high, original)
+    np.testing.assert_allclose(rotary_frequencies(arch), expected, rtol=1e-12)
+
+
+def test_llama3_frequencies_by_hand():
+    # theta 10^4, Q 8: plain frequencies 1, 0.1, 0.01, 0.001, so 40 pi tokens hold 20, 2, 0.2 and
+    # 0.02 turns (original_length is whole: 126 tokens hold 20.05, 2.005, 0.2005, 0.02005).
+    # 20 turns > 4: kept. 2.005 lies (2.005 - 1) / 3 = 0.3351 of the way: 0.1 (0.3351 + 0.6649 / 8).
+    # Both below 1: an eighth.
+    scaling = Llama3Scaling(factor=8.0, original_length=126)
+    got = rotary_frequencies(arch_with(rope_scaling=scaling))
+    np.testing.assert_allclose(got, [1.0, 0.041822, 0.00125, 0.000125], rtol=2e-4)
+
+
+def test_rotation_by_hand():
+    # Q = 2, one pair; a quarter turn takes (1, 0) to (0, 1) and (0, 1) to (-1, 0).
+    rotary = (jnp.zeros((1, 1, 1)), jnp.ones((1, 1, 1)))
+    x = jnp.asarray([[1.0, 0.0], [0.0, 1.0]]).reshape(1, 1, 2, 2)
+    np.testing.assert_array_equal(rotate(x, rotary)[0, 0], [[0.0, 1.0], [-1.0, 0.0]])
+
+
+def test_rotation_pairs_the_halves():
+    arch = arch_with()
+    x = jnp.zeros((1, 1, 1, 8)).at[..., 1].set(1.0)  # the pair of entry 1 is entry 5, frequency 0.1
+    turned = rotate(x, rotary_angles(arch, jnp.asarray([[5]])))[0, 0, 0]
+    expected = np.zeros(8)
+    expected[1], expected[5] = math.cos(0.5), math.sin(0.5)
+    np.testing.assert_allclose(turned, expected, atol=1e-7)
+
+
+def test_scores_depend_on_distance_only():
+    arch = arch_with(rope_scaling=Llama3Scaling(original_length=16))
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.normal(size=(1, 1, 1, 8)), jnp.float32) for _ in range(2))
+
+    def score(at_q, at_k):
+        turned = [
+            rotate(x, rotary_angles(arch, jnp.asarray([[at]]))) for x, at in ((q, at_q), (k, at_k))
+        ]
+        return float(jnp.sum(turned[0] * turned[1]))
+
+    assert score(9, 4) == pytest.approx(score(1009, 1004), abs=1e-3)
+    assert score(9, 4) == pytest.approx(score(5, 0), abs=1e-5)
+    assert abs(score(9, 4) - score(9, 3)) > 1e-2

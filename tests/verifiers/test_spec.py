@@ -1,0 +1,116 @@
+"""Specs, weighted composition and custom verifiers."""
+
+import pytest
+
+from jaxrl_vr.types import Example, Score, Step
+from jaxrl_vr.verifiers.compose import Weighted
+from jaxrl_vr.verifiers.custom import Custom
+from jaxrl_vr.verifiers.exact import ExactMatch
+from jaxrl_vr.verifiers.math_answer import MathAnswer
+from jaxrl_vr.verifiers.spec import build
+
+TASK = Example(id="0", prompt="q", reference="5")
+BOTH = {
+    "type": "weighted",
+    "parts": [
+        {"verifier": {"type": "math"}, "weight": 1.0},
+        {"verifier": {"type": "format", "tags": ["think", "answer"]}, "weight": 0.25},
+    ],
+}
+
+
+def of_length(example: Example, response: str, *, limit: int = 10) -> bool:
+    return len(response) <= limit
+
+
+def half(example: Example, response: str) -> float:
+    return 0.5
+
+
+def stepwise(example: Example, response: str) -> Score:
+    return Score(0.5, "wrong", {"first": 1.0}, "why", (Step(3, 0.5),))
+
+
+def infinite(example: Example, response: str) -> float:
+    return float("inf")
+
+
+def nothing(example: Example, response: str) -> None:
+    return None
+
+
+def custom(name: str, **kwargs) -> Custom:
+    return Custom(path=f"{__name__}:{name}", kwargs=kwargs)
+
+
+def test_build_picks_the_type():
+    assert build({"type": "math"}) == MathAnswer(extract="boxed")
+    assert build({"type": "exact", "after": ">"}) == ExactMatch(after=">")
+    assert isinstance(build(BOTH), Weighted)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"type": "maths"}, "math"),
+        ({}, "type"),
+        ({"type": "math", "extractor": "boxed"}, "extractor"),
+        ({"type": "weighted", "parts": []}, "parts"),
+        ({**BOTH, "decides": "style"}, r"decides is 'style'.*'math', 'format'"),
+        ({"type": "weighted", "parts": BOTH["parts"][:1] * 2}, "set `name`"),
+        ({"type": "custom", "path": "no_colon"}, "package.module:function"),
+        ({"type": "custom", "path": "no_such_module:f"}, "cannot import 'no_such_module'"),
+        ({"type": "custom", "path": "json:no_such"}, "module 'json' has no 'no_such'"),
+        ({"type": "custom", "path": "json:__name__"}, "is a str, not a function"),
+        ({"type": "custom", "path": f"{__name__}:half", "kwargs": {"x": 1}}, "do not fit"),
+    ],
+)
+def test_wrong_spec_says_why(spec, said):
+    with pytest.raises(ValueError, match=said):
+        build(spec)
+
+
+def test_weighted_sum():
+    verifier = build(BOTH)
+    # 1.0 * 1 + 0.25 * 1
+    score = verifier(TASK, r"<think>t</think><answer>\boxed{5}</answer>")
+    assert (score.value, score.verdict) == (1.25, "right")
+    assert score.components == {"math": 1.0, "format": 1.0}
+    # right without the format: 1.0 * 1 + 0.25 * 0
+    score = verifier(TASK, r"\boxed{5}")
+    assert (score.value, score.verdict) == (1.0, "right")
+    # format alone: 1.0 * 0 + 0.25 * 1; the math part decides
+    score = verifier(TASK, r"<think>t</think><answer>\boxed{6}</answer>")
+    assert (score.value, score.verdict) == (0.25, "wrong")
+    assert verifier.answer(TASK, r"\boxed{6.0}") == "6"
+
+
+def test_named_part_decides():
+    verifier = build({**BOTH, "decides": "format"})
+    assert verifier(TASK, r"<think>t</think><answer>6</answer>").verdict == "right"
+    assert verifier(TASK, r"\boxed{5}").verdict == "wrong"
+
+
+def test_unscorable_part_makes_all_unscorable():
+    score = build({**BOTH, "decides": "format"})(Example(id="0", prompt="q"), "x")
+    assert (score.verdict, score.value) == ("unscorable", 0.0)
+    assert score.reason.startswith("math: the reference")
+
+
+def test_components_of_parts_are_kept():
+    verifier = Weighted.model_validate(
+        {"parts": [{"verifier": custom("stepwise"), "name": "prm", "weight": 2.0}]}
+    )
+    score = verifier(TASK, "abc")
+    assert score == Score(1.0, "wrong", {"prm": 0.5, "prm/first": 1.0}, "why", (Step(3, 0.5),))
+
+
+def test_custom_results():
+    assert custom("of_length")(TASK, "short") == Score(1.0, "right")
+    assert custom("of_length", limit=3)(TASK, "short") == Score(0.0, "wrong")
+    assert custom("half")(TASK, "x") == Score(0.5, "wrong")
+    assert custom("stepwise")(TASK, "x").steps == (Step(3, 0.5),)
+    with pytest.raises(ValueError, match="returned inf"):
+        custom("infinite")(TASK, "x")
+    with pytest.raises(TypeError, match="returned NoneType; return a Score"):
+        custom("nothing")(TASK, "x")
