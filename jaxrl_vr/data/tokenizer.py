@@ -30,10 +30,14 @@ class Tokenizer(Protocol):
     """What the rest of the project asks of a tokenizer."""
 
     vocab_size: int  # ids are below it
-    eos_ids: tuple[int, ...]  # each of them ends a completion; the first is the tokenizer's own EOS
     end_of_turn_id: int  # what a chat puts behind an assistant's turn; one of `eos_ids`
     pad_id: int
     fingerprint: str  # equal fingerprints encode equally
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Each of them ends a completion; the first is the tokenizer's own EOS."""
+        ...
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; nothing is added."""

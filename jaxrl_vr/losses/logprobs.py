@@ -9,6 +9,7 @@ N tokens, D model width, V vocabulary.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,12 +104,15 @@ def token_logprobs(
     hidden = jnp.pad(hidden, ((0, pad), (0, 0)))
     token = jnp.pad(token, (0, pad))
     temperature = jnp.pad(temperature, (0, pad), constant_values=1.0)
-    logp, entropy = _chunked(hidden, head, token, temperature, chunk)
+    outputs: Any = _chunked(hidden, head, token, temperature, chunk)
+    logp, entropy = outputs
     return logp[:num_tokens], entropy[:num_tokens]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _chunked(hidden, head, token, temperature, chunk):
+def _chunked(
+    hidden: jax.Array, head: jax.Array, token: jax.Array, temperature: jax.Array, chunk: int
+) -> tuple[jax.Array, jax.Array]:
     def one(inputs):
         hidden, token, temperature = inputs
         logits = scaled_logits(hidden, head, temperature)

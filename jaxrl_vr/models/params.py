@@ -78,7 +78,7 @@ def declare(arch: Architecture) -> dict[str, Any]:
                 (Q,), ("head_dim",), None, f"self_attn.{name}_norm.weight"
             )
     tree = {
-        "embed": Param((V, D), ("vocab", "embed"), 0.02, "model.embed_tokens.weight"),
+        "embed": Param((V, D), ("vocab", "embed"), D**-0.5, "model.embed_tokens.weight"),
         "layers": layers,
         "norm": Param((D,), ("embed",), None, "model.norm.weight"),
     }

@@ -23,12 +23,13 @@ from jaxrl_vr.sampler import decode
 from jaxrl_vr.sampler.scheduler import Live, Scheduler
 from jaxrl_vr.sampler.token import SamplingValues
 from jaxrl_vr.sharding import SAMPLE_RULES, sharding_of
-from jaxrl_vr.types import Finish, Request, Rollout
+from jaxrl_vr.types import Finish, Request, Rollout, TokenSource
 
 # Prompt tokens of one prefill program: few rows of long prompts or many of short ones.
 _PREFILL_TOKENS = 2048
 _MIN_LENGTH = 64
 _MAX_STOP_IDS = 8
+_SAMPLED: list[TokenSource] = ["sampled"]
 
 
 class Engine(Protocol):
@@ -191,7 +192,7 @@ class SlotEngine:
         live.token_ids += chunk.token[slot, :count].tolist()
         live.logp += logp.tolist()
         live.kept_mass += chunk.kept_mass[slot, :count].tolist()
-        live.source.extend(["sampled"] * count)
+        live.source += _SAMPLED * count
         live.version += [self._version] * count
 
     def _check(self, request: Request) -> None:

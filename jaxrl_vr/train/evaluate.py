@@ -119,9 +119,10 @@ def summarise(
     for group in groups:
         mine = [r for r in group.rollouts if score_of(r).verdict != "unscorable"]
         if mine:
-            verifier = build(group.example.verifier)
             right.append([score_of(r).verdict == "right" for r in mine])
-            votes.append([verifier.answer(group.example, ctx.decode(r.token_ids)) for r in mine])
+            if len(group.rollouts) > 1:
+                answer = build(group.example.verifier).answer
+                votes.append([answer(group.example, ctx.decode(r.token_ids)) for r in mine])
     n = len(right)
     samples = max((len(g.rollouts) for g in groups), default=0)
     powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k < samples] + [samples]

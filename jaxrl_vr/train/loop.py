@@ -89,7 +89,8 @@ def run_stage(
                 ctx.console.message(f"saved {stage.name} at step {at.step}")
                 raise
             at = _Progress(state, at.step + 1, cursor, at.evaluations)
-            result = metrics.result() | {"time/step_s": time.perf_counter() - began}
+            result = metrics.result() | ctx.phases.step()
+            result["time/step_s"] = time.perf_counter() - began
             ctx.writer.write(stage.name, at.step, result)
             ctx.console.step(at.step, result)
     return at.state.trainable, at.evaluations
@@ -128,6 +129,8 @@ def _restore(
     frozen = {"reference": jax.tree.map(jnp.copy, init)} if has_reference else {}
     state = create(init, {}, transform, ctx.config.seed)
     step = saved.latest()
+    # What was written behind the checkpoint is done again.
+    ctx.writer.truncate(stage.name, -1 if step is None else step)
     if step is None:
         return _Progress(dataclasses.replace(state, frozen=frozen), 0, start, [])
     target = jax.tree.map(
@@ -137,7 +140,6 @@ def _restore(
     state = saved.restore(step, target)
     host = saved.host(step)
     ctx.console.message(f"resuming {stage.name} at step {step} of {stage.steps}")
-    ctx.writer.truncate(stage.name, step)
     return _Progress(
         dataclasses.replace(state, frozen=frozen),
         step,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
+from jaxrl_vr.config import parse
 from jaxrl_vr.verifiers.compose import Weighted
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
@@ -20,8 +21,6 @@ Verifier = Annotated[
 `verifier.answer(example, response) -> str | None`, the answer in a form in which equal answers are
 (as far as is cheap to say) equal strings, for majority votes."""
 
-_ADAPTER: TypeAdapter[Verifier] = TypeAdapter(Verifier)
-
 
 def build(spec: Mapping[str, Any]) -> Verifier:
     """The verifier that `spec` (`{"type": "math", ...}`) describes.
@@ -29,4 +28,4 @@ def build(spec: Mapping[str, Any]) -> Verifier:
     Raises:
       ValueError: an unknown type or key, a value that does not fit, a path that cannot be imported.
     """
-    return _ADAPTER.validate_python(dict(spec))
+    return parse(Verifier, dict(spec))

@@ -39,7 +39,9 @@ def decode(ids):
 
 
 def read(path):
-    return [json.loads(line, parse_constant=lambda _: 1 / 0) for line in path.open()]
+    return [
+        json.loads(line, parse_constant=lambda _: 1 / 0) for line in path.read_text().splitlines()
+    ]
 
 
 def test_a_line_says_what_was_sampled_and_why_it_scored(tmp_path):

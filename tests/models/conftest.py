@@ -1,6 +1,7 @@
 """Small models of every family, with parameters that let no term hide."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -30,11 +31,14 @@ ARCHS = {
 
 @dataclasses.dataclass(frozen=True)
 class Tiny:
-    """An architecture with its model and parameters."""
+    """An architecture with its model, its parameters, and the model's programs, compiled once."""
 
     arch: Architecture
     model: Transformer
     params: dict
+    hidden: Callable
+    prefill: Callable
+    decode: Callable
 
 
 @pytest.fixture(scope="session")
@@ -60,8 +64,10 @@ def random_params(arch, mesh, rules=TRAIN_RULES, seed=0):
     return place(values, shardings(declared, rules, mesh))
 
 
-@pytest.fixture(scope="session", params=ARCHS.values(), ids=list(ARCHS))
+@pytest.fixture(scope="session", params=list(ARCHS))
 def tiny(request, one_device):
     """Each family in turn."""
-    arch = request.param
-    return Tiny(arch, Transformer(arch), random_params(arch, one_device))
+    arch = ARCHS[request.param]
+    model = Transformer(arch)
+    programs = (jax.jit(program) for program in (model.hidden, model.prefill, model.decode))
+    return Tiny(arch, model, random_params(arch, one_device), *programs)

@@ -34,13 +34,20 @@ def read(folder, mesh, **kwargs):
     return hf.load(folder, rules=TRAIN_RULES, mesh=mesh, **kwargs)
 
 
-def logits_of(arch, params, tokens):
-    """[T] -> [T, V]."""
+def logits_of(arch, params, prompts):
+    """Prompts of lengths n -> their logits, [n, V] each."""
     model = Transformer(arch)
-    row = jnp.asarray(tokens)[None]
-    T = row.shape[1]
-    hidden = model.hidden(params, row, jnp.arange(T)[None], jnp.ones((1, T), jnp.int32))
-    return np.asarray(jnp.einsum("TD,VD->TV", hidden[0], model.head(params)))
+    T = max(map(len, prompts))
+    tokens = np.stack([np.pad(p, (0, T - len(p))) for p in prompts])
+    segments = np.stack([np.arange(T) < len(p) for p in prompts]).astype(np.int32)
+    positions = np.broadcast_to(np.arange(T), tokens.shape)
+
+    @jax.jit
+    def run(params, *rows):
+        return jnp.einsum("BTD,VD->BTV", model.hidden(params, *rows), model.head(params))
+
+    logits = np.asarray(run(params, tokens, positions, segments))
+    return [row[: len(p)] for row, p in zip(logits, prompts, strict=True)]
 
 
 def same(a, b):
@@ -56,11 +63,11 @@ def same(a, b):
 def test_logits_equal_transformers(folder, one_device):
     arch, params = read(folder, one_device)
     with np.load(folder / "logits.npz") as saved:
-        for i in range(3):
-            expected = saved[f"logits_{i}"]
-            assert np.abs(expected).max() > 1.0  # else the tolerance would say little
-            got = logits_of(arch, params, saved[f"tokens_{i}"])
-            assert np.abs(got - expected).max() <= 1e-4
+        prompts, expected = ([saved[f"{k}_{i}"] for i in range(3)] for k in ("tokens", "logits"))
+    assert [len(p) for p in prompts] == [36, 5, 1]
+    for got, wanted in zip(logits_of(arch, params, prompts), expected, strict=True):
+        assert np.abs(wanted).max() > 1.0  # else the tolerance would say little
+        assert np.abs(got - wanted).max() <= 1e-4
 
 
 def test_fixtures_cover_what_families_differ_in(one_device):
