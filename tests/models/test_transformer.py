@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
-from jaxrl_vr.models.params import abstract, shardings
+from jaxrl_vr.models.params import init, shardings
 from jaxrl_vr.models.transformer import (
     Cache,
     Transformer,
@@ -173,37 +173,26 @@ def test_view_has_the_learners_head(tiny):
 # Rematerialisation, dtype, sharding
 
 
-@only("qwen3")
-def test_rematerialisation_changes_neither_value_nor_gradient(tiny):
-    row = packed(prompts(tiny.arch), T=20)
+def test_rematerialisation_saves_memory_and_changes_nothing(one_device):
+    sizes = dict(vocab_size=48, width=32, layers=8, heads=4, kv_heads=4, head_dim=8, ffn=128)
+    model = Transformer(Architecture(**sizes, family="qwen3"))
+    params = init(model.declare(), jax.random.key(0), TRAIN_RULES, one_device)
+    rows = one_a_row(prompts(model.arch, (64, 50, 33, 1)), T=64)
 
-    def loss(params, remat):
-        model = dataclasses.replace(tiny.model, remat=remat)
-        return jnp.sum(jnp.sin(model.hidden(params, *row)))
+    def run(remat):
+        def loss(params):
+            return jnp.sin(dataclasses.replace(model, remat=remat).hidden(params, *rows)).sum()
 
-    run = jax.jit(jax.value_and_grad(loss), static_argnums=1)
-    (kept, kept_gradient), (again, again_gradient) = (
-        run(tiny.params, r) for r in ("none", "block")
+        compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
+        return *compiled(params), compiled.memory_analysis().temp_size_in_bytes
+
+    (kept, kept_gradient, kept_bytes), (again, again_gradient, again_bytes) = map(
+        run, ("none", "block")
     )
+    assert again_bytes < kept_bytes / 3
     np.testing.assert_allclose(again, kept, rtol=1e-6)
     for a, b in zip(jax.tree.leaves(again_gradient), jax.tree.leaves(kept_gradient), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-6 * max(1.0, float(np.abs(b).max())))
-
-
-def test_rematerialisation_keeps_fewer_residuals(one_device):
-    arch = Architecture(vocab_size=16, width=32, layers=8, heads=4, kv_heads=4, head_dim=8, ffn=128)
-    model = Transformer(arch)
-    params = abstract(model.declare(), TRAIN_RULES, one_device)
-    row = [jax.ShapeDtypeStruct((4, 64), jnp.int32)] * 3
-
-    def temporary_bytes(remat):
-        def loss(params, *row):
-            return dataclasses.replace(model, remat=remat).hidden(params, *row).sum()
-
-        memory = jax.jit(jax.grad(loss)).lower(params, *row).compile().memory_analysis()
-        return memory.temp_size_in_bytes
-
-    assert temporary_bytes("block") < temporary_bytes("none") / 3
+        np.testing.assert_allclose(a, b, atol=2e-6 * float(np.abs(b).max()))
 
 
 @only("qwen2", "qwen3")
@@ -227,7 +216,6 @@ def test_sharded_equals_unsharded(tiny):
     split = jax.device_put(tiny.params, shardings(tiny.model.declare(), TRAIN_RULES, mesh))
     split_rows = jax.device_put(rows, sharding_of(("batch", None), TRAIN_RULES, mesh))
     hidden = tiny.hidden(split, *split_rows)
-    assert len({shard.index[0] for shard in hidden.addressable_shards}) == 4
     np.testing.assert_allclose(hidden, whole, atol=1e-5)
 
 
