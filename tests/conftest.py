@@ -3,6 +3,8 @@
 import os
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Most of a test's time is compilation, and small models gain nothing from optimised code.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402  (reads JAX_PLATFORMS when it is imported)

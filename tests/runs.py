@@ -62,8 +62,11 @@ sampling = { max_new_tokens = 6 }
 micro = { rows = 8 }
 updates = 2
 kl = { coef = 0.05 }
-optimizer = { type = "adamw", learning_rate = 1e-3, schedule = { type = "linear", warmup_steps = 2 } }
 eval = { every = 3, tasks = ["sums"] }
+[stages.optimizer]
+type = "adamw"
+learning_rate = 1e-3
+schedule = { type = "linear", warmup_steps = 2 }
 [[stages]]
 type = "eval"
 name = "after"

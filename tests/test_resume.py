@@ -80,9 +80,7 @@ def test_signal_saves_and_ends(uninterrupted, tmp_path, signum):
     # Checkpoints only at the signal: without its own, the run would start the stage anew.
     never = config.read_text().replace("every = 2\n", "every = 1000\n")
     config.write_text(never)
-    code, output = interrupted(
-        config, run_dir, signum, lambda: steps_done(run_dir, "grpo") >= 2
-    )
+    code, output = interrupted(config, run_dir, signum, lambda: steps_done(run_dir, "grpo") >= 2)
     assert code == 128 + signum
     assert "the same command goes on" in output and "Traceback" not in output
     saved = steps_done(run_dir, "grpo")
@@ -103,6 +101,8 @@ def test_changed_key_is_refused_with_both_values(uninterrupted, tmp_path):
 def test_keys_that_may_change_do(uninterrupted, tmp_path):
     args = ("train", tiny(tmp_path), f'run_dir="{uninterrupted}"')
     before = summary(uninterrupted)["parameter_hash"]
-    output = cli(*args, "logging.tensorboard=false", "checkpoint.keep=1", "stages.grpo.eval.every=2")
+    output = cli(
+        *args, "logging.tensorboard=false", "checkpoint.keep=1", "stages.grpo.eval.every=2"
+    )
     assert "done before" in output
     assert summary(uninterrupted)["parameter_hash"] == before

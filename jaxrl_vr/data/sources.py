@@ -26,7 +26,8 @@ class JsonlSource(SourceBase):
     type: Literal["jsonl"] = "jsonl"
     """Which source this is."""
     path: str
-    """The file; a relative path starts at the working directory."""
+    """The file; a relative path starts at the working directory. In a run, "stage:NAME/FILE" is
+    what an earlier stage wrote: an evaluation's output.jsonl (all answers) and right.jsonl."""
     fields: Fields = Fields()
     """Which field of a record holds what."""
 

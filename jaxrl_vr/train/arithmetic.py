@@ -9,7 +9,7 @@ from jaxrl_vr.train.config import RlStage, RunConfig, SftStage
 
 def arithmetic(config: RunConfig) -> str:
     """One line of numbers a fact, stage by stage."""
-    return "\n".join(_stage(config, stage) for stage in config.stages)
+    return "\n".join(filter(None, (_stage(config, stage) for stage in config.stages)))
 
 
 def _stage(config: RunConfig, stage: object) -> str:

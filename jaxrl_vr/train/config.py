@@ -101,6 +101,17 @@ class SamplingConfig(Config):
     min_p: float = Field(default=0.0, ge=0, lt=1)
     """Only tokens with at least this share of the most likely one's probability; 0 is off."""
 
+    @model_validator(mode="after")
+    def _check(self) -> SamplingConfig:
+        cuts = {"top_k": self.top_k, "min_p": self.min_p, "top_p": 1 - self.top_p}
+        acting = [name for name, value in cuts.items() if value]
+        if self.temperature == 0 and acting:
+            raise ValueError(
+                f"{acting[0]} = {getattr(self, acting[0])} cannot act with temperature = 0, which "
+                "always takes the most likely token; leave it out, or raise the temperature"
+            )
+        return self
+
     def values(self, stop_ids: Sequence[int]) -> Sampling:
         """As the sampler takes them."""
         return Sampling(**self.model_dump(), stop_ids=tuple(stop_ids))
@@ -358,6 +369,14 @@ class RunConfig(Config):
             self.check_tasks(f"{where}.tasks", stage.tasks)
         if isinstance(stage, TrainStage):
             _known(f"{where}.data", stage.data, [s.name for s in self.data], "data")
+            for source in self.sources(stage.data):
+                made_by = stage_of(source)
+                if made_by is not None and made_by not in earlier:
+                    raise ValueError(
+                        f"{where}.data: source {source.name!r} reads the output of stage "
+                        f"{made_by!r}, which is not an earlier stage; earlier are "
+                        f"{earlier or 'none'}"
+                    )
             if stage.eval is not None:
                 self.check_tasks(f"{where}.eval.tasks", stage.eval.tasks)
 
@@ -372,6 +391,15 @@ class RunConfig(Config):
     def task(self, name: str) -> Task:
         """The task of this name."""
         return next(t for t in self.tasks if t.name == name)
+
+
+STAGE_PREFIX = "stage:"
+
+
+def stage_of(source: Any) -> str | None:
+    """The stage whose output a source reads (`path = "stage:NAME/right.jsonl"`), or None."""
+    path = getattr(source, "path", "")
+    return path.removeprefix(STAGE_PREFIX).split("/")[0] if path.startswith(STAGE_PREFIX) else None
 
 
 MAY_CHANGE = (

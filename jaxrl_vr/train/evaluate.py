@@ -99,7 +99,7 @@ def task_prompts(ctx: Context, task: Task) -> list[Prompt]:
             f"room for a prompt in the model's context of {ctx.model.max_length}; lower it"
         )
     mixture: Mixture[Prompt] = load_prompts(
-        ctx.config.sources(task.data),
+        ctx.sources(task.data),
         ctx.tokenizer,
         max_prompt_tokens=room,
         seed=ctx.config.seed,

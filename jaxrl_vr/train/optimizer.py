@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 import optax
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.models.params import Param, is_param
@@ -25,6 +25,16 @@ class Schedule(Config):
     stage may be made longer later: the schedule then stays what it was."""
     end_fraction: float = Field(default=0.0, ge=0.0, le=1.0)
     """Share of the full rate that is left at the end."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Schedule:
+        if self.type == "constant" and (self.end_fraction or self.total_steps):
+            name = "end_fraction" if self.end_fraction else "total_steps"
+            raise ValueError(
+                f"{name} = {getattr(self, name)} cannot act with type = 'constant'; leave it out, "
+                "or set type to 'linear' or 'cosine'"
+            )
+        return self
 
     def __call__(self, step: int, stage_steps: int) -> float:
         """Factor on the learning rate for optimizer step `step`, counted from 0."""

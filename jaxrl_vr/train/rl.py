@@ -39,7 +39,7 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
         )
     max_prompt = min(stage.max_prompt_tokens or room, room)
     mixture = load_prompts(
-        ctx.config.sources(stage.data),
+        ctx.sources(stage.data),
         ctx.tokenizer,
         max_prompt_tokens=max_prompt,
         seed=ctx.config.seed,

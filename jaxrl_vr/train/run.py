@@ -154,9 +154,11 @@ def _run_export(ctx: Context, stage: ExportStage) -> Path:
 def export(ctx: Context, weights: Any, out: Path, dtype: hf.FileDtype) -> None:
     """Writes a folder that `transformers` loads: config, weights, tokenizer."""
     source = None if ctx.model_folder is None else hf.read_config(ctx.model_folder)
+    # The config may have limited the context; the folder keeps the model's own.
+    arch = ctx.model.arch if source is None else hf.architecture_from_config(source)
     hf.export(
         out,
-        ctx.model.arch,
+        arch,
         weights,
         dtype=dtype,
         source_config=source,

@@ -20,7 +20,7 @@ def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
     """Runs the stage; returns the final parameters and its evaluations."""
     max_tokens = min(stage.max_tokens or ctx.model.max_length, ctx.model.max_length)
     mixture = load_demonstrations(
-        ctx.config.sources(stage.data),
+        ctx.sources(stage.data),
         ctx.tokenizer,
         loss_on=stage.loss_on,
         max_tokens=max_tokens,

@@ -38,7 +38,7 @@ def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array,
       batch: [b, T] arrays.
 
     Returns:
-      logp and entropy, each [b, T] float32; 0 in the first column, which nothing predicts.
+      logp and entropy, each [b, T] float32; 0 where the mask is false.
     """
     hidden = model.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
     b, T, D = hidden.shape
@@ -48,6 +48,7 @@ def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array,
             model.head(params),
             batch.tokens[:, 1:].reshape(-1),
             batch.temperature[:, 1:].reshape(-1),
+            batch.mask[:, 1:].reshape(-1),
         )
     pad = ((0, 0), (1, 0))
     return jnp.pad(logp.reshape(b, T - 1), pad), jnp.pad(entropy.reshape(b, T - 1), pad)

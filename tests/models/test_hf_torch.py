@@ -113,11 +113,10 @@ def test_in_and_out(kind, values, tmp_path, one_device):
     theirs = random_model(kind, values)
     theirs.save_pretrained(tmp_path / "theirs")
     arch, params = hf.load(tmp_path / "theirs", rules=TRAIN_RULES, mesh=one_device)
-    model = Transformer(arch)
     tokens = np.random.default_rng(0).integers(0, 50, (2, 60)).astype(np.int32)
     expected = torch_logits(theirs, tokens)
     assert np.abs(expected).max() > 1.0
-    got = logits_program(model)(params, tokens)
+    got = logits_program(Transformer(arch))(params, tokens)
     assert np.abs(got - expected).max() <= 1e-4
 
     hf.export(tmp_path / "ours", arch, params, max_file_bytes=8_000)
@@ -128,10 +127,18 @@ def test_in_and_out(kind, values, tmp_path, one_device):
     assert again.dtype == torch.float32
     np.testing.assert_array_equal(torch_logits(again, tokens), expected)
 
-    generated = again.generate(
-        torch.tensor(tokens[:1, :7]), max_new_tokens=12, do_sample=False, pad_token_id=0
+
+@pytest.mark.parametrize("name", ["llama3-scaled", "qwen2-untied", "qwen3-tied"])
+def test_greedy_completion_equals_that_of_the_export(name, tmp_path, one_device):
+    random_model(*CONFIGS[name]).save_pretrained(tmp_path / "theirs")
+    arch, params = hf.load(tmp_path / "theirs", rules=TRAIN_RULES, mesh=one_device)
+    hf.export(tmp_path / "ours", arch, params)
+    exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    prompt = [3, 1, 4, 1, 5, 9, 2]
+    generated = exported.generate(
+        torch.tensor([prompt]), max_new_tokens=30, do_sample=False, pad_token_id=0
     )
-    assert greedy(model, params, tokens[0, :7].tolist(), 12) == generated[0, 7:].tolist()
+    assert greedy(Transformer(arch), params, prompt, 30) == generated[0, len(prompt) :].tolist()
 
 
 def test_exported_source_config_and_eos_ids_reach_transformers(tmp_path, one_device):
