@@ -243,6 +243,10 @@ class SlotEngine:
         """Prefills the first of `prefixes`, as many as fit one program of their length."""
         length = self._bucket(max(len(p) for p in prefixes))
         num_rows = min(self._num_slots, max(1, _PREFILL_TOKENS // length))
+        # Two sizes of each length: few prompts do not pay for rows they leave empty.
+        quarter = max(1, num_rows // 4)
+        if len(prefixes) <= num_rows - quarter:
+            num_rows = quarter
         prefixes = prefixes[:num_rows]
         tokens = np.zeros((num_rows, length), np.int32)
         lengths = np.ones(num_rows, np.int32)

@@ -93,6 +93,11 @@ def run_stage(
             result["time/step_s"] = time.perf_counter() - began
             ctx.writer.write(stage.name, at.step, result)
             ctx.console.step(at.step, result)
+            if result.get("optimizer/skipped"):
+                ctx.console.warn(
+                    f"{stage.name} step {at.step}: loss or gradient was not finite; "
+                    f"{100 * result['optimizer/skipped']:.0f} % of its updates were skipped"
+                )
     return at.state.trainable, at.evaluations
 
 

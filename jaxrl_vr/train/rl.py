@@ -16,7 +16,7 @@ from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.metrics.rollouts import RolloutLog
 from jaxrl_vr.rollout.batch import Shape, Trajectory, build
 from jaxrl_vr.rollout.collect import collect
-from jaxrl_vr.rollout.groups import group_metrics, rewards, trajectories
+from jaxrl_vr.rollout.groups import group_metrics, rewards, score_of, trajectories
 from jaxrl_vr.train.config import RlStage
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation
@@ -74,6 +74,7 @@ class _Steps:
         )
         self._log = RolloutLog(ctx.stage_folder(stage.name) / "rollouts")
         self._steps_without_contrast = 0
+        self._has_warned = False
 
     def sample(self, state: TrainState, step: int, prompts: Sequence[Prompt]) -> list[Group]:
         """Samples and verifies the step's groups."""
@@ -114,7 +115,7 @@ class _Steps:
         metrics.add(group_metrics(groups))
         if ctx.config.logging.rollouts:
             self._log.write(step + 1, groups, ctx.decode, adv)
-        self._watch(adv)
+        self._watch(groups, adv)
         every = trajectories(groups, adv, valid, stage.sampling.temperature)
         num_updates = stage.updates_at(step)
         before = sum(stage.updates_at(s) for s in range(step))
@@ -158,8 +159,16 @@ class _Steps:
         metrics.add(found)
         return state
 
-    def _watch(self, adv: np.ndarray) -> None:
-        """Says so when nothing has been learned from for many steps."""
+    def _watch(self, groups: Sequence[Group], adv: np.ndarray) -> None:
+        """Says so when answers cannot be scored, or nothing was learned for many steps."""
+        scores = [score_of(r) for g in groups for r in g.rollouts]
+        unscorable = [s.reason for s in scores if s.verdict == "unscorable"]
+        if unscorable and not self._has_warned:
+            self._has_warned = True
+            self._ctx.console.warn(
+                f"{len(unscorable)} of {len(scores)} answers could not be scored and do not train; "
+                f"the first reason: {unscorable[0]} (reward/unscorable counts on)"
+            )
         self._steps_without_contrast += 1
         if np.any(adv):
             self._steps_without_contrast = 0
