@@ -6,6 +6,7 @@ Imports stay inside the functions, so that `--help` and config errors come at on
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 import traceback
 from collections.abc import Sequence
@@ -16,11 +17,18 @@ if TYPE_CHECKING:
     from jaxrl_vr.train.config import RunConfig
 
 _INIT = "weights: base (those of [model]), a stage's name, or a model folder"
+_NO_SPACE = "; make room, then the same command goes on from the last checkpoint"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command; exits with 2 for faulty input and 1 for what failed on the way."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    # argparse takes no second list of arguments behind an option; overrides may stand there.
+    unknown = [arg for arg in rest if arg.startswith("-")]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    args.config += rest
     try:
         code = args.command(args)
     except KeyboardInterrupt:
@@ -30,7 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
         if args.traceback:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        hint = _NO_SPACE if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else ""
+        print(f"error: {error}{hint}", file=sys.stderr)
         code = 2 if isinstance(error, ValueError) else 1
     sys.exit(code)
 
@@ -81,9 +90,12 @@ def _train(args: argparse.Namespace) -> int:
     if args.dry_run:
         from jaxrl_vr.config import dump
         from jaxrl_vr.train.arithmetic import arithmetic
+        from jaxrl_vr.train.check import oddities
 
         print(dump(config))
         print(arithmetic(config))
+        for oddity in oddities(config):
+            print(f"note: {oddity}")
         return 0
     from jaxrl_vr.train.interrupt import Interrupted
     from jaxrl_vr.train.run import run

@@ -3,9 +3,19 @@
 The tests' 8 CPU devices are there, so micro-batches need rows that 8 divides.
 """
 
+import atexit
+import contextlib
+import functools
+import tempfile
+
+import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxrl_vr import cli
+from jaxrl_vr.config import load
+from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.run import run
 
 MODEL = """
 [model]
@@ -90,13 +100,42 @@ def config(folder, *tables, model=MODEL, data=ONES):
     return path
 
 
+def train(path, *overrides):
+    """Runs a config; returns what `summary.json` holds."""
+    with compiled_once():
+        return run(load(RunConfig, [path], overrides))
+
+
 def call(capsys, *args, code=0):
     """Runs `jaxrl-vr ARGS`; returns what it printed, and fails if it ends with another code."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as ended:
+    with compiled_once(), pytest.raises(SystemExit) as ended:
         cli.main([str(a) for a in args])
     shown = capsys.readouterr()
     text = shown.out + shown.err
     assert ended.value.code == code, text
     assert "Traceback" not in text
     return text
+
+
+@contextlib.contextmanager
+def compiled_once():
+    """What these runs compile is kept on disk: they are alike, and compiling is most of a run."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in zip(names, (_cache_folder(), 0.0), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+@functools.cache
+def _cache_folder():
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return folder.name

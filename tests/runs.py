@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -78,8 +79,17 @@ def command(*args):
     return [sys.executable, "-m", "jaxrl_vr", *map(str, args)]
 
 
+_COMPILED = tempfile.TemporaryDirectory(prefix="jaxrl_vr-compiled-")
+
+
 def environment(**more):
-    return {**os.environ, "JAX_PLATFORMS": "cpu", **more}
+    """Runs share their compiled programs: most of a small run's time is compilation."""
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": _COMPILED.name,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    return {**os.environ, "JAX_PLATFORMS": "cpu", **cache, **more}
 
 
 def cli(*args, code=0, cwd=ROOT, stdin=None, **env):

@@ -37,8 +37,8 @@ def group_norm(
     [[1.0, -1.0, -1.0, 1.0]]
     """
     centred, valid = _centred(reward, valid)
-    count = jnp.sum(valid, axis=1, keepdims=True)
-    variance = jnp.sum(jnp.square(centred), axis=1, keepdims=True) / jnp.maximum(count - ddof, 1)
+    count = _count(valid)
+    variance = jnp.sum(jnp.square(centred), axis=1, keepdims=True) / jnp.maximum(count - ddof, 1.0)
     scale = jnp.sqrt(variance) + eps
     return jnp.where(scale > 0, centred / jnp.where(scale > 0, scale, 1.0), 0.0)
 
@@ -79,7 +79,8 @@ def has_contrast(reward: jax.Array, valid: jax.Array | None = None) -> jax.Array
     >>> has_contrast(jnp.array([[1.0, 0.0], [1.0, 1.0]])).tolist()
     [True, False]
     """
-    low, high = _range(reward, _all_valid(reward, valid))
+    valid = _all_valid(reward, valid)
+    low, high = _range(jnp.asarray(reward).astype(jnp.float32), valid)
     return (high > low)[:, 0]
 
 
@@ -93,6 +94,10 @@ def _all_valid(reward: jax.Array, valid: jax.Array | None) -> jax.Array:
     return jnp.ones(reward.shape, bool) if valid is None else valid
 
 
+def _count(valid: jax.Array) -> jax.Array:
+    return jnp.sum(valid, axis=1, keepdims=True).astype(jnp.float32)
+
+
 def _range(reward: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
     low = jnp.min(jnp.where(valid, reward, jnp.inf), axis=1, keepdims=True)
     high = jnp.max(jnp.where(valid, reward, -jnp.inf), axis=1, keepdims=True)
@@ -103,11 +108,12 @@ def _centred(reward: jax.Array, valid: jax.Array | None) -> tuple[jax.Array, jax
     """Reward less the mean of its group, 0 where invalid or where all rewards are equal.
 
     A mean of equal numbers need not be that number in floating point, and what is left would be
-    blown up by the division, so equality is decided on the rewards themselves.
+    blown up by the division; so the smallest reward is taken off first, exactly where rewards are
+    close, and equal rewards become zeros, whose mean is exact.
     """
     valid = _all_valid(reward, valid)
-    reward = jnp.asarray(reward, jnp.promote_types(reward.dtype, jnp.float32))
-    low, high = _range(reward, valid)
-    count = jnp.maximum(jnp.sum(valid, axis=1, keepdims=True), 1)
-    mean = jnp.sum(jnp.where(valid, reward, 0.0), axis=1, keepdims=True) / count
-    return jnp.where(valid & (high > low), reward - mean, 0.0), valid
+    reward = jnp.asarray(reward).astype(jnp.float32)
+    low, _ = _range(reward, valid)
+    above = jnp.where(valid, reward - low, 0.0)
+    mean = jnp.sum(above, axis=1, keepdims=True) / jnp.maximum(_count(valid), 1.0)
+    return jnp.where(valid, above - mean, 0.0), valid

@@ -106,12 +106,15 @@ def token_logprobs(
     if chunk is None:
         chunk = max(1, _CHUNK_ELEMENTS // sizes["V"])
     chunk = min(chunk, num_tokens)
-    is_wanted = jnp.ones(num_tokens, bool) if mask is None else mask
-    # Wanted tokens first, in their order, then the others, then padding to whole chunks.
+    is_wanted = jnp.ones(num_tokens, bool) if mask is None else jnp.asarray(mask)
+    # Wanted tokens first, in their order; in the place of the others, as of the padding to whole
+    # chunks, an index out of bounds: zeros are read there, so that no value of theirs, NaN maybe,
+    # meets a product with 0 in the backward pass.
     order = jnp.argsort(~is_wanted, stable=True)
+    order = jnp.where(is_wanted[order], order, num_tokens)
     order = jnp.pad(order, (0, -num_tokens % chunk), constant_values=num_tokens)
     arrays = (hidden, token, temperature, is_wanted)
-    filled = [a.at[order].get(mode="fill", fill_value=0) for a in arrays]
+    filled = [jnp.asarray(a).at[order].get(mode="fill", fill_value=0) for a in arrays]
     filled[2] = jnp.where(filled[3], filled[2], 1.0)  # padding divides by it
     outputs: Any = _chunked(filled[0], head, *filled[1:], chunk)
     back = jnp.zeros(num_tokens, jnp.float32)

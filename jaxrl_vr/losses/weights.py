@@ -49,8 +49,7 @@ def sequence_mean(length: jax.Array) -> jax.Array:
     [0.5, 0.125]
     """
     length = _counts(length)
-    num_rollouts = jnp.maximum(jnp.sum(length > 0), 1)
-    return 1.0 / (num_rollouts * jnp.maximum(length, 1.0))
+    return 1.0 / (_num_rollouts(length) * jnp.maximum(length, 1.0))
 
 
 def constant_length(length: jax.Array, *, max_length: int) -> jax.Array:
@@ -70,10 +69,13 @@ def constant_length(length: jax.Array, *, max_length: int) -> jax.Array:
     [0.05 0.05]
     """
     length = _counts(length)
-    num_rollouts = jnp.maximum(jnp.sum(length > 0), 1)
-    return jnp.broadcast_to(1.0 / (num_rollouts * max_length), length.shape)
+    return jnp.broadcast_to(1.0 / (_num_rollouts(length) * max_length), length.shape)
 
 
 def _counts(length: jax.Array) -> jax.Array:
     check("B", length=length)
     return jnp.asarray(length).astype(jnp.float32)
+
+
+def _num_rollouts(length: jax.Array) -> jax.Array:
+    return jnp.maximum(jnp.sum(length > 0), 1).astype(jnp.float32)

@@ -19,14 +19,16 @@ class Writer:
     """
 
     def __init__(self, folder: Path, config: LoggingConfig, run: Mapping[str, Any]) -> None:
-        self._jsonl = JsonlSink(folder / "metrics.jsonl")
-        self._sinks: list[JsonlSink | TensorBoardSink | WandbSink] = [self._jsonl]
-        if config.tensorboard:
-            self._sinks.append(TensorBoardSink(folder / "tensorboard"))
+        others: list[TensorBoardSink | WandbSink] = []
         if config.wandb is not None:
-            # The folder's name is the run's identity: the same folder goes on with the same curves.
+            # First, because it may be refused, and no file is open yet. The folder's name is the
+            # run's identity: the same folder goes on with the same curves.
             sink = WandbSink(config.wandb, folder=folder, run=run, id=folder.absolute().name)
-            self._sinks.append(sink)
+            others.append(sink)
+        if config.tensorboard:
+            others.append(TensorBoardSink(folder / "tensorboard"))
+        self._jsonl = JsonlSink(folder / "metrics.jsonl")
+        self._sinks: list[JsonlSink | TensorBoardSink | WandbSink] = [self._jsonl, *others]
 
     def __enter__(self) -> Writer:
         return self

@@ -63,7 +63,7 @@ def trajectories(
 def group_metrics(groups: Sequence[Group]) -> Metrics:
     """Metrics of a step's rollouts; `metrics.names` explains each.
 
-    Unscorable rollouts are counted in `reward/unscorable` and nowhere else.
+    Unscorable rollouts are counted in `reward/unscorable` and `length/max` and nowhere else.
     """
     rollouts = [r for group in groups for r in group.rollouts]
     scored = [r for r in rollouts if score_of(r).verdict != "unscorable"]

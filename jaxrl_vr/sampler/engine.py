@@ -20,7 +20,7 @@ from jaxrl_vr.models.params import Params
 from jaxrl_vr.models.params import shardings as param_shardings
 from jaxrl_vr.models.transformer import Cache, Model
 from jaxrl_vr.sampler import decode
-from jaxrl_vr.sampler.scheduler import Live, Scheduler
+from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS, Live, Scheduler
 from jaxrl_vr.sampler.token import SamplingValues
 from jaxrl_vr.sharding import SAMPLE_RULES, sharding_of
 from jaxrl_vr.types import Finish, Request, Rollout, TokenSource
@@ -28,7 +28,6 @@ from jaxrl_vr.types import Finish, Request, Rollout, TokenSource
 # Prompt tokens of one prefill program: few rows of long prompts or many of short ones.
 _PREFILL_TOKENS = 2048
 _MIN_LENGTH = 64
-_MAX_STOP_IDS = 8
 _SAMPLED: list[TokenSource] = ["sampled"]
 
 
@@ -101,7 +100,7 @@ class SlotEngine:
         self._mesh = mesh
         self._num_slots = config.slots
         self._num_steps = config.steps_per_call
-        self._scheduler = Scheduler(config.slots)
+        self._scheduler = Scheduler(config.slots, model.vocab_size, model.max_length)
         self._done: list[Rollout] = []
         self._prefilled: list[_Prefilled] = []
         self._slots: decode.Slots | None = None
@@ -125,16 +124,9 @@ class SlotEngine:
         """Takes requests; they are served in order.
 
         Raises:
-          ValueError: an empty or too long prompt, limits that cannot be met, too many stop ids,
-            or an id that is already in progress.
+          ValueError: an empty or too long prompt, limits that cannot be met, ids outside the
+            vocabulary, too many stop ids, or an id that is already in progress.
         """
-        requests = list(requests)
-        known = self._scheduler.ids()
-        for request in requests:
-            self._check(request)
-            if request.id in known:
-                raise ValueError(f"request id {request.id} is already in progress; ids are unique")
-            known.add(request.id)
         self._scheduler.submit(requests)
 
     def abort(self, ids: Sequence[int]) -> None:
@@ -165,6 +157,7 @@ class SlotEngine:
         done, self._done = self._done, []
         self._fill()
         if not self._scheduler.live:
+            self._slots = None
             return done
         self._fit(max(live.position for live in self._scheduler.live.values()) + self._num_steps)
         self._slots, chunk = self._decode(self._view, self._slots)
@@ -194,31 +187,6 @@ class SlotEngine:
         live.kept_mass += chunk.kept_mass[slot, :count].tolist()
         live.source += _SAMPLED * count
         live.version += [self._version] * count
-
-    def _check(self, request: Request) -> None:
-        prompt, limit = len(request.prompt_ids), request.sampling.max_new_tokens
-        who = f"request {request.id}"
-        if prompt == 0:
-            raise ValueError(f"{who}: the prompt is empty; give at least one token, such as BOS")
-        if limit <= len(request.prefix.token_ids):
-            raise ValueError(
-                f"{who}: max_new_tokens = {limit} leaves nothing to sample after a prefix of "
-                f"{len(request.prefix.token_ids)} tokens; raise it"
-            )
-        if prompt + limit > self._model.max_length:
-            raise ValueError(
-                f"{who}: prompt of {prompt} tokens + max_new_tokens = {limit} exceeds the model's "
-                f"context of {self._model.max_length}; shorten the prompt or lower the limit"
-            )
-        if max(request.prompt_ids) >= self._model.vocab_size:
-            raise ValueError(
-                f"{who}: token id {max(request.prompt_ids)} is outside the model's vocabulary of "
-                f"{self._model.vocab_size}; tokenizer and model do not fit"
-            )
-        if len(request.sampling.stop_ids) > _MAX_STOP_IDS:
-            raise ValueError(
-                f"{who}: {len(request.sampling.stop_ids)} stop ids; at most {_MAX_STOP_IDS}"
-            )
 
     def _fill(self) -> None:
         admitted = self._scheduler.admit()
@@ -269,7 +237,7 @@ class SlotEngine:
         def column(values: Iterable[Any], fill: Any, dtype: Any) -> Any:
             return np.array([*values, *[fill] * pad], dtype)
 
-        stop_ids: Any = np.full((S, _MAX_STOP_IDS), -1, np.int32)
+        stop_ids: Any = np.full((S, MAX_STOP_IDS), -1, np.int32)
         for i, request in enumerate(requests):
             stop_ids[i, : len(request.sampling.stop_ids)] = request.sampling.stop_ids
         return decode.Admission(
@@ -308,7 +276,7 @@ class SlotEngine:
         prompt = np.zeros((1, 1), np.int32), np.ones(1, np.int32)
         hidden, _ = jax.eval_shape(self._model.prefill, self._view, *prompt)
         return decode.empty_slots(
-            self._model, self._num_slots, hidden.shape[1], length, _MAX_STOP_IDS, hidden.dtype
+            self._model, self._num_slots, hidden.shape[1], length, MAX_STOP_IDS, hidden.dtype
         )
 
     def _view_of(self, params: Params) -> Any:

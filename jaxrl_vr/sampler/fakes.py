@@ -17,10 +17,12 @@ class UniformEngine:
     The draw depends on the request's key and the position alone, as in a real engine.
     """
 
-    def __init__(self, vocab_size: int, *, slots: int = 4, steps_per_call: int = 4):
+    def __init__(
+        self, vocab_size: int, *, slots: int = 4, steps_per_call: int = 4, max_length: int = 1024
+    ):
         self._vocab_size = vocab_size
         self._steps = steps_per_call
-        self._scheduler = Scheduler(slots)
+        self._scheduler = Scheduler(slots, vocab_size, max_length)
         self._done: list[Rollout] = []
         self._version = 0
 
@@ -31,16 +33,6 @@ class UniformEngine:
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Takes requests; they are served in order."""
-        requests = list(requests)
-        known = self._scheduler.ids()
-        for request in requests:
-            if not request.prompt_ids:
-                raise ValueError(f"request {request.id}: the prompt is empty")
-            if request.sampling.max_new_tokens <= len(request.prefix.token_ids):
-                raise ValueError(f"request {request.id}: max_new_tokens leaves nothing to sample")
-            if request.id in known:
-                raise ValueError(f"request id {request.id} is already in progress")
-            known.add(request.id)
         self._scheduler.submit(requests)
 
     def abort(self, ids: Sequence[int]) -> None:

@@ -1,4 +1,7 @@
-"""Which request is in which slot, and what each has emitted. Plain Python: imports no jax."""
+"""Which request is in which slot, and what each has emitted. Plain Python: imports no jax.
+
+Requests are checked here too, so that every engine refuses the same ones.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from jaxrl_vr.types import Finish, Prefix, Request, Rollout, TokenSource
+
+MAX_STOP_IDS = 8
 
 
 @dataclasses.dataclass
@@ -62,12 +67,56 @@ def start(request: Request) -> Live:
     )
 
 
+def check_request(request: Request, vocab_size: int, max_length: int) -> None:
+    """Refuses what cannot be sampled.
+
+    Raises:
+      ValueError: names the request, the numbers and the fix.
+    """
+    who = f"request {request.id}"
+    prompt, prefix, limit = request.prompt_ids, request.prefix, request.sampling.max_new_tokens
+    num_prefix = len(prefix.token_ids)
+    if not prompt:
+        raise ValueError(f"{who}: the prompt is empty; give at least one token, such as BOS")
+    if limit <= num_prefix:
+        raise ValueError(
+            f"{who}: max_new_tokens = {limit} leaves nothing to sample after a prefix of "
+            f"{num_prefix} tokens; raise it"
+        )
+    if len(prompt) + limit > max_length:
+        raise ValueError(
+            f"{who}: prompt of {len(prompt)} tokens + max_new_tokens = {limit} exceeds the "
+            f"model's context of {max_length}; shorten the prompt or lower the limit"
+        )
+    for token in (*prompt, *prefix.token_ids):
+        if not 0 <= token < vocab_size:
+            raise ValueError(
+                f"{who}: token id {token} is outside the model's vocabulary of {vocab_size}; "
+                "tokenizer and model do not fit"
+            )
+    for name in ("logp", "source", "version", "kept_mass"):
+        values = getattr(prefix, name)
+        if values is not None and len(values) != num_prefix:
+            raise ValueError(
+                f"{who}: prefix.{name} has {len(values)} entries for {num_prefix} tokens; "
+                "give one a token"
+            )
+    if len(request.sampling.stop_ids) > MAX_STOP_IDS:
+        raise ValueError(
+            f"{who}: {len(request.sampling.stop_ids)} stop ids; give at most {MAX_STOP_IDS}"
+        )
+    if len(request.key) != 4 or not all(0 <= word < 2**32 for word in request.key):
+        raise ValueError(f"{who}: key {request.key} must be four integers in [0, 2**32)")
+
+
 class Scheduler:
     """First come, first served over a fixed number of slots."""
 
-    def __init__(self, num_slots: int):
+    def __init__(self, num_slots: int, vocab_size: int, max_length: int):
         self.live: dict[int, Live] = {}  # slot -> what runs in it
         self.pending: deque[Request] = deque()
+        self._vocab_size = vocab_size
+        self._max_length = max_length
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
@@ -75,12 +124,19 @@ class Scheduler:
         """Requests that run or wait."""
         return len(self.live) + len(self.pending)
 
-    def ids(self) -> set[int]:
-        """Ids of the requests that run or wait."""
-        return {live.request.id for live in self.live.values()} | {r.id for r in self.pending}
-
     def submit(self, requests: Iterable[Request]) -> None:
-        """Puts requests at the end of the queue."""
+        """Puts requests at the end of the queue: all of them, or none.
+
+        Raises:
+          ValueError: a request that cannot be sampled, or an id that runs or waits already.
+        """
+        requests = list(requests)
+        known = {live.request.id for live in self.live.values()} | {r.id for r in self.pending}
+        for request in requests:
+            check_request(request, self._vocab_size, self._max_length)
+            if request.id in known:
+                raise ValueError(f"request id {request.id} is already in progress; ids are unique")
+            known.add(request.id)
         self.pending.extend(requests)
 
     def admit(self) -> list[tuple[int, Request]]:

@@ -95,11 +95,13 @@ def _inverse_cdf(logits: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def _first_above(mass: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Index where the running sum of `mass` first exceeds uniform times its total.
+    """Index, among those with any mass, where its running sum first exceeds uniform x total.
 
     Where rounding makes the product the total itself, the last index with any mass.
     """
     running = jnp.cumsum(mass, axis=1)
-    total = running[:, -1:]
-    index = jnp.sum(running <= uniform[:, None] * total, axis=1)
-    return jnp.minimum(index, jnp.sum(running < total, axis=1))
+    has_mass = mass > 0
+    # Not every backend sums in order: a rounded running sum can step at an index without mass.
+    is_above = (running > uniform[:, None] * running[:, -1:]) & has_mass
+    last = mass.shape[1] - 1 - jnp.argmax(has_mass[:, ::-1], axis=1)
+    return jnp.where(jnp.any(is_above, axis=1), jnp.argmax(is_above, axis=1), last)

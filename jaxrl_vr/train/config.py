@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 from jaxrl_vr.checkpoint import CheckpointConfig
 from jaxrl_vr.config import Config
 from jaxrl_vr.data.demonstrations import LossOn
-from jaxrl_vr.data.sources import Source
+from jaxrl_vr.data.sources import ProceduralSource, Source
 from jaxrl_vr.data.tokenizer import CharTokenizerConfig, HFTokenizerConfig
 from jaxrl_vr.metrics.sinks import LoggingConfig
 from jaxrl_vr.models.architecture import Llama3Scaling
@@ -342,7 +342,15 @@ class RunConfig(Config):
         _unique("tasks", [t.name for t in self.tasks])
         _unique("stages", [s.name for s in self.stages])
         for task in self.tasks:
-            _known(f"tasks.{task.name}.data", task.data, [s.name for s in self.data], "data")
+            where = f"tasks.{task.name}.data"
+            _known(where, task.data, [s.name for s in self.data], "data")
+            self._check_scored(where, task.data)
+            for source in self.sources(task.data):
+                if isinstance(source, ProceduralSource) and source.limit is None:
+                    raise ValueError(
+                        f"{where}: source {source.name!r} has no end; set its limit to the number "
+                        "of problems"
+                    )
         for source in self.data:
             if source.verifier is not None:
                 try:
@@ -363,6 +371,12 @@ class RunConfig(Config):
                 f"{where}.init = {stage.init!r} is not an earlier stage; "
                 f"earlier are {earlier or 'none'}"
             )
+        idle = [s.name for s in self.stages if not isinstance(s, TrainStage)]
+        if stage.init in idle:
+            raise ValueError(
+                f"{where}.init = {stage.init!r} is a stage that does not train, so it has no "
+                "weights of its own; name one that does"
+            )
         if stage.init in ("previous", "base") and stage.name in ("previous", "base"):
             raise ValueError(f"{where}.name: {stage.name!r} has a meaning in init; choose another")
         if isinstance(stage, EvalStage):
@@ -379,6 +393,16 @@ class RunConfig(Config):
                     )
             if stage.eval is not None:
                 self.check_tasks(f"{where}.eval.tasks", stage.eval.tasks)
+        if isinstance(stage, RlStage):
+            self._check_scored(f"{where}.data", stage.data)
+
+    def _check_scored(self, where: str, names: Sequence[str]) -> None:
+        for source in self.sources(names):
+            if source.verifier is None and not isinstance(source, ProceduralSource):
+                raise ValueError(
+                    f"{where}: source {source.name!r} has no verifier, so its answers cannot be "
+                    "scored; give it one, such as verifier = { type = 'math' }"
+                )
 
     def check_tasks(self, where: str, names: Sequence[str]) -> None:
         """Raises ValueError, naming `where`, if a task is not in the config."""

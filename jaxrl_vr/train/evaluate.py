@@ -87,17 +87,19 @@ def evaluate(ctx: Context, task: Task, params: Any, stage: str, step: int | None
         f"{stage}{at}: {task.name} accuracy {evaluation.accuracy:.4f} over {evaluation.n} "
         f"problems, {evaluation.mean_length:.1f} tokens an answer"
     )
+    if evaluation.unscorable:
+        reasons = [score_of(r) for g in groups for r in g.rollouts]
+        first = next(s.reason for s in reasons if s.verdict == "unscorable")
+        ctx.console.warn(
+            f"{stage}{at}: {evaluation.unscorable} of {total} answers to {task.name} could not be "
+            f"scored and do not count; the first reason: {first}"
+        )
     return Answers(evaluation, groups)
 
 
 def task_prompts(ctx: Context, task: Task) -> list[Prompt]:
     """All prompts of a task, in their own order."""
     room = ctx.model.max_length - task.sampling.max_new_tokens
-    if room < 1:
-        raise ValueError(
-            f"tasks.{task.name}.sampling.max_new_tokens = {task.sampling.max_new_tokens} leaves no "
-            f"room for a prompt in the model's context of {ctx.model.max_length}; lower it"
-        )
     mixture: Mixture[Prompt] = load_prompts(
         ctx.sources(task.data),
         ctx.tokenizer,

@@ -86,7 +86,8 @@ def run_stage(
             except Interrupted:
                 _save(ctx, saved, at)
                 saved.wait()
-                ctx.console.message(f"saved {stage.name} at step {at.step}")
+                if saved.latest() == at.step:
+                    ctx.console.message(f"saved {stage.name} at step {at.step}")
                 raise
             at = _Progress(state, at.step + 1, cursor, at.evaluations)
             result = metrics.result() | ctx.phases.step()
@@ -115,10 +116,12 @@ def _save(ctx: Context, saved: Checkpoints, at: _Progress) -> None:
     # The reference is the stage's starting weights, which `init` gives again.
     arrays = dataclasses.replace(at.state, frozen={})
     host = {"cursor": at.cursor, "evaluations": [dataclasses.asdict(e) for e in at.evaluations]}
-    try:
-        saved.save(at.step, arrays, host)
-    except SaveFailed as error:
-        ctx.console.warn(f"{error}; the run goes on with the checkpoints before it")
+    # First what the save before came to in the background, so that it does not cost this one.
+    for action in (saved.wait, lambda: saved.save(at.step, arrays, host)):
+        try:
+            action()
+        except SaveFailed as error:
+            ctx.console.warn(f"{error}; the run goes on with the checkpoints before it")
 
 
 def _restore(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_vr.data.tokenizer import Tokenizer
 from jaxrl_vr.models import hf, params
@@ -36,9 +37,9 @@ def build_model(config: RunConfig) -> Built:
     folder: Path | None = None
     if isinstance(section, PretrainedModel):
         folder = hf.locate(section.path, revision=section.revision)
+        # Before the tokenizer, whose library has its own words for a faulty config.json.
+        arch = _limited(hf.architecture_from_config(hf.read_config(folder)), section)
         tokenizer = config.tokenizer.build(str(folder))
-        arch = hf.architecture_from_config(hf.read_config(folder))
-        arch = _limited(arch, section)
     else:
         tokenizer = config.tokenizer.build(None)
         arch = _random(section, tokenizer)
@@ -55,8 +56,29 @@ def load_base(
 ) -> Any:
     """The weights of [model]: read from its folder, or random from the run's seed."""
     if folder is not None:
-        return hf.load(folder, rules=TRAIN_RULES, mesh=mesh)[1]
+        return load_folder(folder, mesh)[1]
     return params.init(model.declare(), jax.random.key(config.seed), TRAIN_RULES, mesh)
+
+
+def load_folder(folder: Path, mesh: jax.sharding.Mesh) -> tuple[Architecture, Any]:
+    """A model folder's architecture and weights, in the learner's sharding.
+
+    Raises:
+      ValueError: the folder is at fault, or its weights are not finite, and would train nothing.
+    """
+    arch, weights = hf.load(folder, rules=TRAIN_RULES, mesh=mesh)
+    finite = jax.jit(lambda tree: jax.tree.map(lambda x: jnp.isfinite(x).all(), tree))(weights)
+    broken = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, is_finite in jax.tree_util.tree_leaves_with_path(finite)
+        if not is_finite
+    ]
+    if broken:
+        raise ValueError(
+            f"{folder}: the weights of {', '.join(broken)} hold NaN or inf; take an earlier "
+            "export, or download the model again"
+        )
+    return arch, weights
 
 
 def _random(section: RandomModel, tokenizer: Tokenizer) -> Architecture:

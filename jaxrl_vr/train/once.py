@@ -16,17 +16,19 @@ from jaxrl_vr.sampler.generate import generate
 from jaxrl_vr.train.config import EvalStage, RlStage, RunConfig, StageBase
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import evaluate, write_answers
+from jaxrl_vr.train.interrupt import Interrupt
 from jaxrl_vr.train.run import export, open_context, show_evaluations
 from jaxrl_vr.types import Example
 
 
 @contextlib.contextmanager
-def _opened(config: RunConfig, init: str, folder: Path) -> Iterator[tuple[Context, Any]]:
-    """A context beside the run's own files, and the weights that `init` names."""
+def _opened(config: RunConfig, init: str, metrics: Path) -> Iterator[tuple[Context, Any]]:
+    """A context that writes its metrics to a folder of its own, and the weights `init` names."""
     if init == "previous":
         raise ValueError("--init previous: there is no previous stage here; name a stage, or base")
     with contextlib.ExitStack() as stack:
-        ctx = open_context(config, folder, stack)
+        # Not entered: there is nothing to save, so a signal may end these commands anywhere.
+        ctx = open_context(config, metrics, stack, Interrupt())
         yield ctx, ctx.load_init(StageBase(name="once", init=init))
 
 

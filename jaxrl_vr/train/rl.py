@@ -32,11 +32,6 @@ _NO_CONTRAST_STEPS = 10
 def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
     """Runs the stage; returns the final parameters and its evaluations."""
     room = ctx.model.max_length - stage.sampling.max_new_tokens
-    if room < 1:
-        raise ValueError(
-            f"stages.{stage.name}.sampling.max_new_tokens = {stage.sampling.max_new_tokens} leaves "
-            f"no room for a prompt in the model's context of {ctx.model.max_length}; lower it"
-        )
     max_prompt = min(stage.max_prompt_tokens or room, room)
     mixture = load_prompts(
         ctx.sources(stage.data),

@@ -26,6 +26,7 @@ from jaxrl_vr.metrics.writer import Writer
 from jaxrl_vr.models import hf, params
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sharding import TRAIN_RULES, make_mesh
+from jaxrl_vr.train.check import check_sizes, oddities
 from jaxrl_vr.train.config import (
     MAY_CHANGE,
     EvalStage,
@@ -39,7 +40,7 @@ from jaxrl_vr.train.config import (
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation, evaluate, write_answers
 from jaxrl_vr.train.interrupt import Interrupt
-from jaxrl_vr.train.models import build_model, load_base
+from jaxrl_vr.train.models import build_model, load_base, load_folder
 from jaxrl_vr.train.rl import run_rl
 from jaxrl_vr.train.sft import run_sft
 from jaxrl_vr.types import Group
@@ -59,7 +60,9 @@ def run(config: RunConfig) -> dict[str, Any]:
     folder = Path(config.run_dir)
     _open_folder(config, folder)
     with contextlib.ExitStack() as stack:
-        ctx = open_context(config, folder, stack)
+        ctx = open_context(config, folder, stack, stack.enter_context(Interrupt()))
+        for oddity in oddities(config):
+            ctx.console.warn(oddity)
         for stage in config.stages:
             if (ctx.stage_folder(stage.name) / "result.json").exists():
                 ctx.console.message(f"{stage.name}: done before")
@@ -71,15 +74,24 @@ def run(config: RunConfig) -> dict[str, Any]:
         return summary
 
 
-def open_context(config: RunConfig, folder: Path, stack: contextlib.ExitStack) -> Context:
-    """Opens what stages work with; `stack` closes it again."""
+def open_context(
+    config: RunConfig, metrics: Path, stack: contextlib.ExitStack, interrupt: Interrupt
+) -> Context:
+    """Opens what stages work with.
+
+    Args:
+      config: of the run; what its stages made is looked up in its `run_dir`.
+      metrics: folder that metrics are written to.
+      stack: closes everything again.
+      interrupt: asked where the work can end.
+    """
+    folder = Path(config.run_dir)
     console = stack.enter_context(Console(config.logging.console))
-    interrupt = stack.enter_context(Interrupt())
     mesh = make_mesh(config.mesh)
     built = build_model(config)
-    _check_rows(config, mesh)
+    check_sizes(config, built.model.max_length, mesh)
     pool = stack.enter_context(Pool(config.verifiers))
-    writer = stack.enter_context(Writer(folder, config.logging, config.model_dump()))
+    writer = stack.enter_context(Writer(metrics, config.logging, config.model_dump()))
 
     def load_init(stage: StageBase) -> Any:
         return _load_init(config, folder, built.model, built.folder, mesh, stage)
@@ -132,6 +144,7 @@ def _run_stage(ctx: Context, stage: Any) -> None:
 
 def _run_eval(ctx: Context, stage: EvalStage) -> list[dict[str, Any]]:
     weights = ctx.load_init(stage)
+    ctx.writer.truncate(stage.name, -1)  # of an evaluation that was killed
     ctx.console.stage(stage.name, len(stage.tasks), 0)
     groups: list[Group] = []
     found: list[Evaluation] = []
@@ -185,20 +198,36 @@ def _load_init(
         return load_base(config, model, model_folder, mesh)
     if name in [s.name for s in config.stages]:
         final = folder / "stages" / name / "final"
+        if not final.is_dir():
+            raise ValueError(
+                f"init: stage {name!r} has no parameters yet, {final} is not there; let "
+                "`jaxrl-vr train` run it first"
+            )
         return load_arrays(final, params.abstract(model.declare(), TRAIN_RULES, mesh))
-    arch, weights = hf.load(hf.locate(name), rules=TRAIN_RULES, mesh=mesh)
+    try:
+        model_folder = hf.locate(name)
+    except ValueError as error:
+        known = [s.name for s in config.stages]
+        raise ValueError(f"init = {name!r} is none of the stages {known}, and as a {error}") from (
+            error
+        )
+    arch, weights = load_folder(model_folder, mesh)
     if arch.model_copy(update={"max_length": model.arch.max_length}) != model.arch:
         raise ValueError(
-            f"stages.{stage.name}.init = {name!r} holds a model of another shape ({arch}) than "
-            f"[model] ({model.arch}); name a folder of the same model"
+            f"init = {name!r} holds a model of another shape ({arch}) than [model] "
+            f"({model.arch}); name a folder of the same model"
         )
     return weights
 
 
 def _open_folder(config: RunConfig, folder: Path) -> None:
     """Makes the folder, or checks that what it holds is this run."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"run_dir = {config.run_dir!r} is a file; name a folder, new or of a run")
     path = folder / "config.toml"
-    if path.exists():
+    # A run that saved nothing yet has nothing to lose, and its config may have been the fault.
+    is_begun = any(folder.glob("stages/*/checkpoints/*")) or any(folder.glob("stages/*/*.json"))
+    if path.exists() and is_begun:
         before = load(RunConfig, [path])
         differing = difference(before, config, may_change=MAY_CHANGE)
         if differing:
@@ -225,16 +254,6 @@ def _check_steps(before: RunConfig, now: RunConfig) -> None:
                     "other learning rates; set it back, or choose another run_dir (with "
                     "optimizer.schedule.total_steps set, steps may change later)"
                 )
-
-
-def _check_rows(config: RunConfig, mesh: jax.sharding.Mesh) -> None:
-    split = mesh.shape["data"] * mesh.shape["fsdp"]
-    for stage in config.stages:
-        if isinstance(stage, TrainStage) and stage.micro.rows % split:
-            raise ValueError(
-                f"stages.{stage.name}.micro.rows = {stage.micro.rows} cannot be split over "
-                f"data x fsdp = {split} devices; use {-(-stage.micro.rows // split) * split}"
-            )
 
 
 def _summary(ctx: Context) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def update(
       The state after, and metrics.
     """
     loss, grad, metrics = gradients(state.trainable, model, objective, batch, numbers)
-    norm = optax.global_norm(grad)
+    norm = optax.tree.norm(grad)
     is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
     scale = jnp.minimum(1.0, rates.max_grad_norm / jnp.maximum(norm, 1e-12))
     # where, not times zero: 0 * inf is NaN, and the moments would keep it.

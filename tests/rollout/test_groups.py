@@ -1,0 +1,127 @@
+"""What is read off finished groups."""
+
+import numpy as np
+import pytest
+
+from jaxrl_vr.rollout.groups import group_metrics, rewards, trajectories
+from jaxrl_vr.types import Example, Group, Max, Mean, Rollout, Score
+
+
+def rollout(n, verdict, value=None, finish="stop", source=None):
+    """A completion of n tokens after a prompt of two."""
+    value = float(verdict == "right") if value is None else value
+    return Rollout(
+        id=0,
+        prompt_ids=(10, 11),
+        token_ids=tuple(range(20, 20 + n)),
+        logp=tuple(-0.5 * (i + 1) for i in range(n)),
+        source=source or ("sampled",) * n,
+        version=tuple(range(3, 3 + n)),
+        kept_mass=None,
+        finish=finish,
+        score=Score(value, verdict),
+    )
+
+
+def group(*rollouts, source=""):
+    return Group(Example("e", "?", source=source), rollouts)
+
+
+GROUPS = [
+    group(rollout(4, "right"), rollout(6, "wrong", 0.25), rollout(9, "unscorable")),
+    group(rollout(3, "right"), rollout(5, "right"), rollout(2, "right")),
+    group(rollout(8, "no_answer", finish="length"), rollout(7, "wrong"), rollout(1, "wrong")),
+    group(rollout(9, "unscorable", finish="length"), rollout(1, "right"), rollout(1, "wrong")),
+]
+
+
+def test_rewards():
+    reward, valid = rewards(GROUPS)
+    np.testing.assert_array_equal(
+        reward, np.array([[1, 0.25, 0], [1, 1, 1], [0, 0, 0], [0, 1, 0]], np.float32)
+    )
+    np.testing.assert_array_equal(valid, [[1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1]])
+    assert reward.dtype == np.float32
+    assert valid.dtype == bool
+
+
+def test_group_metrics_by_hand():
+    # Scored: lengths 4 6 | 3 5 2 | 8 7 1 | 1 1, ten rollouts of 38 tokens; right are 4 3 5 2 1.
+    assert group_metrics(GROUPS) == {
+        "reward/mean": Mean(5.25, 10),
+        "reward/accuracy": Mean(5, 10),
+        "reward/no_answer": Mean(1, 10),
+        "reward/unscorable": Mean(2, 12),
+        "length/mean": Mean(38, 10),
+        "length/max": Max(9),  # of all
+        "length/right": Mean(15, 5),
+        "length/wrong": Mean(23, 5),  # 6 + 8 + 7 + 1 + 1
+        "length/truncated_rate": Mean(1, 10),
+        "efficiency/accuracy_per_kilotoken": Mean(5000, 38),
+        "group/all_right": Mean(1, 4),
+        "group/all_wrong": Mean(1, 4),
+        "group/mixed": Mean(2, 4),
+    }
+
+
+def test_a_group_without_scored_rollouts_is_no_group():
+    metrics = group_metrics([group(rollout(2, "unscorable"), rollout(3, "unscorable"))])
+    assert metrics["group/mixed"] == metrics["group/all_wrong"] == Mean(0, 0)
+    assert metrics["reward/mean"] == Mean(0, 0)
+    assert metrics["reward/unscorable"] == Mean(2, 2)
+
+
+def test_the_rest_of_a_group_decides_what_it_is():
+    metrics = group_metrics([group(rollout(2, "right"), rollout(3, "unscorable"))])
+    assert metrics["group/all_right"] == Mean(1, 1)
+    metrics = group_metrics([group(rollout(2, "wrong"), rollout(3, "unscorable"))])
+    assert metrics["group/all_wrong"] == Mean(1, 1)
+
+
+def test_metrics_of_each_source():
+    groups = [
+        group(rollout(1, "right"), rollout(1, "wrong", 0.5), source="a"),
+        group(rollout(1, "unscorable"), rollout(1, "wrong"), source="b"),
+        group(rollout(1, "right"), rollout(1, "right"), source="a"),
+    ]
+    metrics = group_metrics(groups)
+    found = {name: value for name, value in metrics.items() if name.startswith("source/")}
+    assert found == {
+        "source/a/accuracy": Mean(3, 4),
+        "source/a/reward": Mean(3.5, 4),
+        "source/b/accuracy": Mean(0, 1),
+        "source/b/reward": Mean(0.0, 1),
+    }
+    assert not any(name.startswith("source/") for name in group_metrics(groups[:1]))
+
+
+def test_trajectories():
+    adv = np.array([[0.5, -0.5, 0.0], [0, 0, 0], [0, 0, 0], [0, 1, -1]], np.float32)
+    valid = rewards(GROUPS)[1]
+    found = trajectories(GROUPS, adv, valid, 0.7)
+    assert [t.group for t in found] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    assert [t.adv for t in found] == adv.reshape(-1).tolist()
+    assert {t.temperature for t in found} == {0.7}
+    first = found[0]
+    # Prompt, then completion with its EOS; only the completion trains.
+    np.testing.assert_array_equal(first.token_ids, [10, 11, 20, 21, 22, 23])
+    np.testing.assert_array_equal(first.mask, [False, False, True, True, True, True])
+    np.testing.assert_array_equal(first.logp, np.float32([0, 0, -0.5, -1, -1.5, -2]))
+    np.testing.assert_array_equal(first.version, [0, 0, 3, 4, 5, 6])
+    # What could not be scored does not train; what was cut or gave no answer does.
+    trained = [t.num_trained for t in found]
+    assert trained == [4, 6, 0, 3, 5, 2, 8, 7, 1, 0, 1, 1]
+
+
+def test_only_sampled_tokens_train():
+    source = ("sampled", "forced", "observation", "sampled")
+    groups = [group(rollout(4, "right", source=source), rollout(1, "wrong"))]
+    found = trajectories(groups, np.ones((1, 2), np.float32), np.ones((1, 2), bool), 1.0)
+    np.testing.assert_array_equal(found[0].mask, [False, False, True, False, False, True])
+
+
+@pytest.mark.parametrize("temperature, expected", [(0.0, 1.0), (1.5, 1.5)], ids=["greedy", "warm"])
+def test_greedy_log_probs_are_those_of_temperature_one(temperature, expected):
+    groups = [group(rollout(1, "right"), rollout(1, "wrong"))]
+    found = trajectories(groups, np.ones((1, 2)), np.ones((1, 2), bool), temperature)
+    assert {t.temperature for t in found} == {expected}

@@ -1,0 +1,423 @@
+"""The engine against the full forward: tokens, log-probs, kept mass, programs and memory."""
+
+import dataclasses
+import functools
+import math
+import random
+import re
+from contextlib import contextmanager
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_vr.models.params import shardings
+from jaxrl_vr.rollout.batch import Shape, Trajectory, build
+from jaxrl_vr.sampler import decode
+from jaxrl_vr.sampler.engine import EngineConfig, SlotEngine
+from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh, place, to_host
+from jaxrl_vr.train.update import row_logprobs
+from jaxrl_vr.types import Prefix
+
+TEMPERATURES = (1.0, 0.7, 1.3, 0.0)
+
+
+def prompt(seed, length):
+    return tuple(random.Random(seed).choices(range(32), k=length))
+
+
+def engine_of(small, mesh, slots=3, steps=5, params=None):
+    config = EngineConfig(slots=slots, steps_per_call=steps)
+    return SlotEngine(small.model, small.params if params is None else params, config, mesh)
+
+
+@pytest.fixture(scope="module")
+def thin(make_small):
+    """One layer: for tests that compile engines of their own."""
+    return make_small(layers=1)
+
+
+def as_prefix(rollout):
+    return Prefix(
+        rollout.token_ids, rollout.logp, rollout.kept_mass, rollout.source, rollout.version
+    )
+
+
+def assert_equals_slow(rollout, slow):
+    tokens, logp, mass = slow
+    assert list(rollout.token_ids) == tokens
+    np.testing.assert_allclose(rollout.logp, logp, atol=1e-5)
+    if rollout.kept_mass is not None:
+        np.testing.assert_allclose(rollout.kept_mass, mass, atol=1e-5)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(model, params, tokens):
+    positions = jnp.arange(tokens.shape[1])[None]
+    hidden = model.hidden(params, tokens, positions, jnp.ones_like(tokens))
+    return hidden[0] @ model.head(params).T
+
+
+def logits_of(small, tokens):
+    """The full forward's logits at each of the tokens."""
+    row = np.zeros((1, 64), np.int32)
+    row[0, : len(tokens)] = tokens
+    return np.asarray(_logits(small.model, small.params, row))[: len(tokens)]
+
+
+# Against the full forward
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"kv_heads": 1, "tied": True},
+        {"family": "qwen2"},
+        {"family": "qwen3", "kv_heads": 4, "head_dim": 6},
+    ],
+    ids=["llama", "qwen2", "qwen3"],
+)
+def test_greedy_decode_equals_the_argmax_of_the_full_forward(
+    make_small, make_request, drain, one_device, sizes
+):
+    model = make_small(layers=1, **sizes)
+    engine = engine_of(model, one_device)
+    requests = [
+        make_request(i, prompt(i, n), limit=20, stop_ids=(), temperature=0.0)
+        for i, n in enumerate((1, 7, 30))
+    ]
+    done = drain(engine, requests)
+
+    for request in requests:
+        tokens = list(request.prompt_ids)
+        for token in done[request.id].token_ids:
+            assert token == np.argmax(logits_of(model, tokens)[-1])
+            tokens.append(token)
+        assert len(tokens) == len(request.prompt_ids) + 20
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _score(model, params, micro):
+    return row_logprobs(model, params, micro)[0]
+
+
+def learner_logprobs(model, params, rollouts, temperature):
+    """The sampler's log-probs and the learner's, of the same tokens in packed rows."""
+    trajectories = []
+    for r in rollouts:
+        n, m = len(r.prompt_ids), len(r.token_ids)
+        trajectories.append(
+            Trajectory(
+                np.array(r.prompt_ids + r.token_ids),
+                np.arange(n + m) >= n,
+                logp=np.array((0.0,) * n + r.logp),
+                temperature=temperature,
+            )
+        )
+    batch = build(trajectories, np.ones(len(rollouts), np.float32), Shape(row_length=96, rows=2))
+    micros = [jax.tree.map(lambda a, m=m: a[m], batch) for m in range(len(batch.tokens))]
+    logp = np.stack([_score(model, params, micro) for micro in micros])
+    assert batch.mask.sum() == sum(len(r.token_ids) for r in rollouts)
+    return batch.sampler_logp[batch.mask], logp[batch.mask]
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+@pytest.mark.parametrize("cuts", [{}, {"top_k": 6, "top_p": 0.9, "min_p": 0.02}], ids=str)
+def test_logp_equals_the_learners(engine, small, make_request, drain, temperature, cuts):
+    requests = [
+        make_request(i, prompt(i, 1 + 5 * i), limit=25, temperature=temperature, **cuts)
+        for i in range(6)
+    ]
+    done = drain(engine, requests)
+    sampler, learner = learner_logprobs(
+        small.model, small.params, list(done.values()), temperature or 1.0
+    )
+    np.testing.assert_allclose(sampler, learner, atol=1e-5)
+    assert temperature == 0 or np.std(sampler) > 0.4
+
+
+@pytest.mark.parametrize(
+    "cuts", [{"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.8}], ids=str
+)
+def test_kept_mass_is_the_log_of_the_kept_probability(engine, small, make_request, drain, cuts):
+    request = make_request(0, prompt(3, 4), limit=20, stop_ids=(), temperature=0.9, **cuts)
+    rollout = drain(engine, [request])[0]
+    logits = logits_of(small, request.prompt_ids + rollout.token_ids).astype(np.float64) / 0.9
+    for n, (token, mass) in enumerate(zip(rollout.token_ids, rollout.kept_mass, strict=True)):
+        z = logits[len(request.prompt_ids) + n - 1]
+        probs = np.sort(np.exp(z - z.max()) / np.exp(z - z.max()).sum())[::-1]
+        last = float(np.exp(z[token] - z.max()) / np.exp(z - z.max()).sum())
+        kept = probs[: cuts.get("top_k") or len(probs)]
+        before = np.cumsum(kept / kept.sum()) - kept / kept.sum()
+        kept = kept[before < cuts.get("top_p", 1.0)]
+        kept = kept[kept >= cuts.get("min_p", 0.0) * probs[0]]
+        assert mass == pytest.approx(np.log(kept.sum()), abs=1e-5)
+        assert last >= kept[-1] * (1 - 1e-5)  # never a token outside the support
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_happens_equals_the_slow_sampler(
+    engine, small, other_params, make_request, drain, seed
+):
+    """Random requests, aborts, pauses and resumes; every token as the full forward draws it."""
+    rng = random.Random(seed)
+    requests = {i: random_request(rng, i, make_request) for i in range(8)}
+    weights = {0: small.params}
+    waiting = list(requests.values())
+    done = {}
+    while waiting or engine.num_unfinished:
+        arriving = rng.randrange(1, 5)
+        engine.submit(waiting[:arriving])
+        del waiting[:arriving]
+        if rng.random() < 0.3:
+            engine.abort([rng.randrange(8)])
+        if rng.random() < 0.3:
+            version = len(weights)
+            weights[version] = rng.choice([small.params, other_params])
+            engine.set_params(weights[version], version)
+        done |= {r.id: r for r in engine.step()}
+    cut = [r for r in done.values() if r.finish == "aborted"]
+    for rollout in cut:
+        check_against_slow(small, requests[rollout.id], rollout, weights)
+    engine.submit(dataclasses.replace(requests[r.id], prefix=as_prefix(r)) for r in cut)
+    done |= drain(engine)
+    for rollout in done.values():
+        check_against_slow(small, requests[rollout.id], rollout, weights)
+        last, limit = rollout.token_ids[-1], requests[rollout.id].sampling.max_new_tokens
+        is_stop = last in requests[rollout.id].sampling.stop_ids
+        assert rollout.finish == ("stop" if is_stop else "length")
+        assert is_stop or len(rollout.token_ids) == limit
+    assert sorted(done) == list(range(8))
+
+
+def random_request(rng, id, make_request):
+    return make_request(
+        id,
+        prompt(rng.random(), rng.randrange(1, 30)),
+        key=tuple(rng.randrange(2**32) for _ in range(4)),
+        limit=rng.randrange(1, 30),
+        stop_ids=tuple(rng.sample(range(32), rng.randrange(4))),
+        temperature=rng.choice(TEMPERATURES),
+        top_k=rng.choice([0, 0, 3]),
+        top_p=rng.choice([1.0, 1.0, 0.8]),
+        min_p=rng.choice([0.0, 0.0, 0.1]),
+    )
+
+
+def check_against_slow(small, request, rollout, weights):
+    """Token n is drawn from the weights of the version it names."""
+    n = len(rollout.token_ids)
+    assert list(rollout.version) == sorted(rollout.version)
+    if n == 0:
+        return
+    sampling = dataclasses.replace(request.sampling, max_new_tokens=n)
+    slow = small.slow(
+        dataclasses.replace(request, sampling=sampling), lambda n: weights[rollout.version[n]]
+    )
+    assert_equals_slow(rollout, slow)
+
+
+# Keys decide
+
+
+def test_tokens_depend_on_nothing_but_the_key(small, make_request, drain, one_device, engine):
+    requests = [
+        make_request(
+            i,
+            prompt(i, 1 + i),
+            limit=6 + 2 * i,
+            temperature=TEMPERATURES[i % 3],
+            top_k=5 * (i % 2),
+        )
+        for i in range(10)
+    ]
+    shuffled = random.Random(0).sample(requests, 10)
+    runs = [
+        drain(engine, requests),
+        drain(engine, requests),
+        drain(engine, shuffled),
+        drain(engine_of(small, one_device, slots=1, steps=1), shuffled),
+        drain(engine_of(small, one_device, slots=8, steps=16), requests),
+        {id: r for request in requests for id, r in drain(engine, [request]).items()},
+    ]
+    for run in runs[1:]:
+        for id, first in runs[0].items():
+            assert run[id].token_ids == first.token_ids
+            np.testing.assert_allclose(run[id].logp, first.logp, atol=1e-5)
+
+
+# One prefill a prompt
+
+
+@pytest.mark.parametrize("G", [2, 3, 8])  # below, at and above the slots
+def test_the_samples_of_a_prompt_share_one_prefill(engine, make_request, drain, G):
+    before = dataclasses.replace(engine.counters)
+    prompts = [prompt(100 + p, 3 + p) for p in range(4)]
+    requests = [
+        make_request(p * G + g, prompts[p], key=(0, 0, p, g), limit=7, stop_ids=())
+        for p in range(4)
+        for g in range(G)
+    ]
+    done = drain(engine, requests)
+    assert engine.counters.prefilled_prompts - before.prefilled_prompts == 4
+    assert engine.counters.prefilled_tokens - before.prefilled_tokens == 3 + 4 + 5 + 6
+    assert engine.counters.sampled_tokens - before.sampled_tokens == 4 * G * 7
+    assert len({r.token_ids for r in done.values()}) > 3 * G  # seven tokens may agree
+
+
+def test_new_weights_are_prefilled_anew(engine, small, other_params, make_request, drain):
+    """Nothing that the old weights computed is used after `set_params`."""
+    requests = [make_request(i, (5, 6, 7), limit=30, stop_ids=()) for i in range(4)]
+    engine.submit(requests)
+    engine.step()  # the fourth waits for a row that is prefilled
+    engine.set_params(other_params, 1)
+    before = engine.counters.prefilled_prompts
+    done = drain(engine)
+    assert engine.counters.prefilled_prompts - before == 4  # three have tokens of their own now
+    slow = small.slow(requests[3], lambda n: other_params)
+    assert_equals_slow(done[3], slow)
+
+
+# Programs and memory
+
+
+@contextmanager
+def compilations():
+    """Counts the programs compiled inside."""
+    names = []
+
+    def listen(name, seconds, **_):
+        if name.endswith("backend_compile_duration"):
+            names.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield names
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_few_programs_and_none_for_other_values(thin, make_request, drain, one_device):
+    with compilations() as all_of_them:
+        engine = engine_of(thin, one_device, slots=4, steps=4)
+        # Few and many prompts, short and long, a cache that grows, an abort, new weights.
+        drain(engine, [make_request(0, (1,), limit=2)])
+        drain(engine, [make_request(i, prompt(i, 2), limit=2) for i in range(9)])
+        engine.submit([make_request(99, prompt(1, 60), limit=36, stop_ids=())])
+        engine.step()
+        engine.abort([99])
+        engine.set_params(thin.params, 1)
+        drain(engine, [make_request(i, prompt(i, 66), limit=8) for i in range(4)])
+    assert 0 < len(all_of_them) <= 12
+    rng = random.Random(0)
+    with compilations() as more:
+        for _ in range(50):
+            drain(
+                engine, [random_request(rng, i, make_request) for i in range(rng.randrange(1, 9))]
+            )
+    assert more == []
+
+
+def copies(text, shape):
+    """Instructions of a compiled program that copy an array of this shape."""
+    sizes = ",".join(map(str, shape))
+    return re.findall(rf"= \w+\[{sizes}\]\S* copy\(.*", text)
+
+
+@pytest.mark.parametrize(
+    "axes", [{"data": 1}, {"data": 2, "tensor": 2}], ids=["one device", "four devices"]
+)
+def test_the_cache_is_written_in_place(thin, axes):
+    mesh, params = on_mesh(thin, **axes)
+    engine = engine_of(thin, mesh, slots=4 * axes["data"], params=params)
+    slots = engine._empty(64)
+    shape = slots.cache.k[0].addressable_shards[0].data.shape
+    assert shape == (4, thin.model.arch.kv_heads // axes.get("tensor", 1), 64, 4)
+    text = engine._decode.lower(engine._view, slots).compile().as_text()
+    assert f"f32[{','.join(map(str, shape))}]" in text
+    assert copies(text, shape) == []
+    if len(axes) == 1:
+        # Where nothing is donated the first write has to copy, and the search finds it.
+        kept = jax.jit(engine._decode_chunk).lower(engine._view, slots).compile().as_text()
+        assert len(copies(kept, shape)) == 2 * thin.model.arch.layers
+
+
+def test_nothing_is_held_when_nothing_is_in_progress(small, make_request, drain, engine):
+    cache = (3, small.model.arch.kv_heads, 64, small.model.arch.head_dim)
+
+    def num_caches():
+        return sum(a.shape == cache for a in jax.live_arrays())
+
+    before = num_caches()
+    engine.submit([make_request(i, limit=30, stop_ids=()) for i in range(5)])
+    engine.step()
+    assert num_caches() > before
+    engine.abort(range(5))
+    engine.step()
+    assert num_caches() == before
+    drain(engine, [make_request(0)])
+    assert num_caches() == before
+
+
+# Several devices, and the learner's buffers
+
+
+def on_mesh(small, **axes):
+    """A mesh of the first devices, and the small model's parameters as a learner there has them."""
+    mesh = make_mesh(MeshConfig(**axes), jax.devices()[: math.prod(axes.values())])
+    declared = shardings(small.model.declare(), TRAIN_RULES, mesh)
+    return mesh, place(to_host(small.params), declared)
+
+
+@pytest.fixture(scope="module")
+def thin_slow(thin, make_request):
+    """More requests than slots, each with its slow completion."""
+    requests = [
+        make_request(i, prompt(i % 8, 9), limit=18, stop_ids=(), temperature=float(i % 2))
+        for i in range(11)
+    ]
+    return [(request, thin.slow(request)) for request in requests]
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [{"data": 1}, {"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"data": 2, "tensor": 4}],
+    ids=["one device", "data", "fsdp and tensor", "fewer kv heads than tensor"],
+)
+def test_sharded_equals_one_device_and_outlives_the_learners_buffers(thin, thin_slow, drain, axes):
+    mesh, params = on_mesh(thin, **axes)
+    sharded = engine_of(thin, mesh, slots=8, steps=5, params=params)
+    sharded.set_params(params, 1)
+    # What an update does to the parameters that it replaces.
+    jax.jit(lambda p: jax.tree.map(lambda w: 0 * w, p), donate_argnums=0)(params)
+    assert all(w.is_deleted() for w in jax.tree.leaves(params))
+    done = drain(sharded, [request for request, _ in thin_slow])
+    for request, slow in thin_slow:
+        assert_equals_slow(done[request.id], slow)
+
+
+# Faults
+
+
+def test_weights_that_are_not_finite_are_reported(small, make_request, drain, engine):
+    bad = {**small.params, "norm": small.params["norm"].at[3].set(jnp.nan)}
+    request = make_request(41, limit=30, stop_ids=())
+    engine.submit([request])
+    engine.step()
+    engine.set_params(bad, 1)
+    with pytest.raises(FloatingPointError, match="request 41: .* at completion token 5;"):
+        engine.step()
+    # With sound weights it goes on.
+    engine.set_params(small.params, 2)
+    assert_equals_slow(drain(engine)[41], small.slow(request))
+
+
+def test_a_request_key_is_its_words_in_order():
+    words = np.array([[1, 2, 3, 4], [1, 2, 4, 3], [2, 1, 3, 4], [1, 2, 3, 5]], np.uint32)
+    keys = np.asarray(jax.vmap(decode.request_key)(words))
+    assert len({tuple(k) for k in keys.tolist()}) == 4
+    expected = jax.random.key(1)
+    for word in (2, 3, 4):
+        expected = jax.random.fold_in(expected, word)
+    np.testing.assert_array_equal(keys[0], jax.random.key_data(expected))

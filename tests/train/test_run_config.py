@@ -1,0 +1,267 @@
+"""Faults of a config: each is named with its key, its value and a fix, before anything runs."""
+
+import pytest
+from inprocess import MODEL, ONES, call, config, evaluation, rl, sft
+
+from jaxrl_vr.config import ConfigError, difference, load
+from jaxrl_vr.train.config import MAY_CHANGE, RunConfig
+from jaxrl_vr.train.optimizer import Schedule
+
+FILE = """
+[[data]]
+name = "file"
+type = "jsonl"
+path = "data.jsonl"
+"""
+MADE = """
+[[data]]
+name = "made"
+type = "jsonl"
+path = "stage:after/right.jsonl"
+fields = { completion = "completion" }
+"""
+
+
+@pytest.mark.parametrize(
+    "override, parts",
+    [
+        (
+            "stages.grpo.sample=4",
+            ["stages.grpo.sample = 4", "unknown key", "did you mean `samples`"],
+        ),
+        ("sead=1", ["sead = 1", "did you mean `seed`"]),
+        ("stages.grpo.batch=4", ["stages.grpo.batch", 'belongs to type "sft"', '"rl"']),
+        ('seed="1"', ['seed = "1"', "must be an integer", "write 1, without quotes"]),
+        ("stages.grpo.prompts=2.5", ["stages.grpo.prompts = 2.5", "must be an integer"]),
+        ("stages.grpo.type=r1", ['stages.grpo.type = "r1"', 'must be "sft", "rl", "eval"']),
+        ("stages.grpo.samples=1", ["samples = 1", "group_norm", "set samples to 2 or more"]),
+        ("stages.grpo.sampling.temperature=0", ["temperature = 0", "no contrast", "near 1"]),
+        ("stages.grpo.sampling.temperature=-1", ["sampling.temperature = -1", "greater than or"]),
+        ("stages.grpo.sampling.top_p=0", ["sampling.top_p = 0", "greater than 0"]),
+        ("tasks.sums.sampling.top_k=3", ["top_k = 3 cannot act with temperature = 0"]),
+        ("tasks.sums.sampling.min_p=0.1", ["min_p = 0.1 cannot act with temperature = 0"]),
+        ("tasks.sums.sampling.top_p=0.9", ["top_p = 0.9 cannot act with temperature = 0"]),
+        ("tasks.sums.samples=4", ["samples = 4", "temperature = 0", "same answer"]),
+        (
+            "stages.cold.optimizer.schedule.end_fraction=0.1",
+            ["stages.cold.optimizer.schedule", "end_fraction = 0.1 cannot act", "'constant'"],
+        ),
+        (
+            "stages.cold.optimizer.schedule.total_steps=9",
+            ["total_steps = 9 cannot act", "set type to 'linear' or 'cosine'"],
+        ),
+        ("stages.cold.optimizer.learning_rate=0", ["learning_rate = 0", "greater than 0"]),
+        ('stages.cold.data=["one"]', ["stages.cold.data", "named 'one'", "did you mean 'ones'?"]),
+        ('stages.after.tasks=["sum"]', ["stages.after.tasks", "'sum'", "did you mean 'sums'?"]),
+        ('tasks.sums.data=["two"]', ["tasks.sums.data", "'two'", "did you mean 'twos'?"]),
+        (
+            'stages.grpo.eval={ every = 1, tasks = ["zebra"] }',
+            ["stages.grpo.eval.tasks", "'zebra'", "there are ['sums']"],
+        ),
+        ("stages.cold.init=grpo", ["stages.cold.init = 'grpo'", "not an earlier stage", "none"]),
+        ("stages.cold.init=cold", ["stages.cold.init = 'cold'", "not an earlier stage"]),
+        ("stages.grpo.updates=5", ["updates = 5 with prompts = 4", "lower updates or raise"]),
+        (
+            "stages.grpo.updates=[{ step = 0, updates = 1 }, { step = 2, updates = 9 }]",
+            ["updates = 9 with prompts = 4"],
+        ),
+        ("stages.grpo.updates=[{ step = 2, updates = 1 }]", ["steps are [2]", "start at 0"]),
+        (
+            'data.twos.verifier={ type = "maths" }',
+            ["data.twos.verifier", '"maths"', "did you mean `math`?"],
+        ),
+        (
+            'data.twos.verifier={ type = "math", extract = "box" }',
+            ["data.twos.verifier", 'extract = "box"', '"boxed" or "last_number"'],
+        ),
+        (
+            'data.twos.verifier={ type = "custom", path = "no_such_module:f" }',
+            ["data.twos.verifier", "cannot import 'no_such_module'"],
+        ),
+        ("data.twos.limit=0", ["data.twos.limit = 0", "greater than or equal to 1"]),
+        ("mesh.data=0", ["mesh.data = 0", "use 1"]),
+        ("verifiers.workers=0", ["verifiers.workers = 0"]),
+        ("stages.cold.name=grpo", ["stages", "two are named 'grpo'"]),
+        ("stages.cold.name=base", ["'base' has a meaning in init"]),
+        ('stages.cold.name="a/b"', ['"a/b"']),
+        ("tasks.sums.data=[]", ["tasks.sums.data = []", "at least 1"]),
+        ("model.type=pretrained", ["model.path", "missing"]),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_fault_is_named_with_its_fix(tmp_path, capsys, override, parts):
+    path = config(tmp_path, sft("cold"), rl("grpo"), evaluation("after"))
+    said = call(capsys, "train", path, "--dry-run", override, code=2)
+    missing = [part for part in parts if part not in said]
+    assert not missing, said
+    assert said.startswith("error: ") and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "tables, data, parts",
+    [
+        (
+            [sft("clone", data="made"), evaluation("after")],
+            MADE,
+            ["source 'made' reads the output of stage 'after'", "not an earlier stage", "none"],
+        ),
+        (
+            [evaluation("after"), sft("cold", more='init = "after"')],
+            "",
+            ["stages.cold.init = 'after'", "does not train", "name one that does"],
+        ),
+        (
+            [rl("grpo", data="file")],
+            FILE,
+            ["stages.grpo.data: source 'file' has no verifier", "verifier = { type = "],
+        ),
+        ([sft("cold")], '[[tasks]]\nname = "t"\n', ["tasks.t.data", "tasks.t.sampling", "missing"]),
+        (
+            [sft("cold")],
+            '[[tasks]]\nname = "t"\ndata = ["ones"]\nsampling = { max_new_tokens = 4 }\n',
+            ["tasks.t.data: source 'ones' has no end", "set its limit"],
+        ),
+        ([], "", ["stages", "missing"]),
+    ],
+    ids=["later-data", "init-of-eval", "no-verifier", "task", "endless-task", "no-stages"],
+)
+def test_tables_that_do_not_go_together(tmp_path, capsys, tables, data, parts):
+    path = config(tmp_path, *tables, data=ONES + data)
+    said = call(capsys, "train", path, "--dry-run", code=2)
+    missing = [part for part in parts if part not in said]
+    assert not missing, said
+
+
+def test_sft_needs_no_verifier(tmp_path):
+    path = config(tmp_path, sft("cold", data="file"), data=ONES + FILE)
+    assert load(RunConfig, [path]).stages[0].data == ("file",)
+
+
+# Faults that only model and devices show: before the first stage, and before a folder is made of
+# anything but its config.
+
+
+@pytest.mark.parametrize(
+    "override, parts",
+    [
+        (
+            "stages.grpo.sampling.max_new_tokens=16",
+            ["stages.grpo.sampling.max_new_tokens = 16", "context of 16", "lower it"],
+        ),
+        (
+            "tasks.sums.sampling.max_new_tokens=20",
+            ["tasks.sums.sampling.max_new_tokens = 20", "context of 16"],
+        ),
+        (
+            "stages.grpo.micro.row_length=12",
+            ["stages.grpo.micro.row_length = 12", "16 tokens", "raise row_length to 16"],
+        ),
+        ("stages.cold.micro.row_length=12", ["stages.cold.micro.row_length = 12", "16 tokens"]),
+        (
+            "stages.cold.micro.rows=12",
+            ["stages.cold.micro.rows = 12", "data x fsdp = 8 devices", "use 16"],
+        ),
+        ("mesh.data=3", ["mesh: data 3 = 3 is not the 8 devices", "mesh.data = 8"]),
+        ("model.heads=3", ["model.width = 16", "model.heads = 3"]),
+        ("model.vocab_size=5", ["tokenizer has 16 ids, the model only 5 rows"]),
+        ('tokenizer.alphabet="00"', ["tokenizer.alphabet", "more than once"]),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_sizes_are_checked_before_the_first_stage(tmp_path, capsys, override, parts):
+    path = config(tmp_path, sft("cold"), rl("grpo"), evaluation("after"))
+    said = call(capsys, "train", path, override, code=2)
+    missing = [part for part in parts if part not in said]
+    assert not missing, said
+    assert not (tmp_path / "run" / "stages").exists()
+    # What is corrected is not held against the run.
+    assert (tmp_path / "run" / "config.toml").exists()
+    said = call(capsys, "train", path, "mesh.data=5", code=2)
+    assert "cannot change" not in said and "mesh: data 5" in said
+
+
+def test_row_length_of_shorter_limits_is_enough(tmp_path):
+    more = "max_prompt_tokens = 6\nmicro = { rows = 8, row_length = 10 }"
+    assert load(RunConfig, [config(tmp_path, rl("grpo", more=more))]).stages[0].name == "grpo"
+
+
+# What a resumed run may change
+
+
+def changed(tmp_path, *overrides):
+    path = config(tmp_path, sft("cold"), rl("grpo"), evaluation("after"))
+    old, new = load(RunConfig, [path]), load(RunConfig, [path], overrides)
+    return difference(old, new, may_change=MAY_CHANGE)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "logging.console=off",
+        "checkpoint.every=3",
+        "tasks.sums.sampling.max_new_tokens=3",
+        "mesh.fsdp=8",
+        "engine.slots=3",
+        "verifiers.workers=2",
+        "stages.grpo.eval={ every = 1, tasks = ['sums'] }",
+        "stages.grpo.steps=9",
+        "run_dir=elsewhere",
+    ],
+)
+def test_keys_that_may_change(tmp_path, override):
+    assert changed(tmp_path, override) == []
+
+
+@pytest.mark.parametrize(
+    "override, line",
+    [
+        ("seed=1", "seed: was 0, now 1"),
+        ("model.width=32", "model.width: was 16, now 32"),
+        ("stages.grpo.prompts=8", "stages.grpo.prompts: was 4, now 8"),
+        (
+            "stages.grpo.objective.clip_high=0.3",
+            "stages.grpo.objective.clip_high: was 0.2, now 0.3",
+        ),
+        ("stages.grpo.kl={ coef = 0.1 }", "stages.grpo.kl: was not set, now { type ="),
+        ("data.ones.digits=2", "data.ones.digits: was 1, now 2"),
+    ],
+)
+def test_keys_that_may_not(tmp_path, override, line):
+    (found,) = changed(tmp_path, override)
+    assert found.startswith(line)
+
+
+# Schedules
+
+
+@pytest.mark.parametrize(
+    "schedule, expected",
+    [
+        (Schedule(), [1, 1, 1, 1, 1]),
+        (Schedule(warmup_steps=3), [1 / 4, 2 / 4, 3 / 4, 1, 1]),
+        (Schedule(type="linear"), [1, 3 / 4, 2 / 4, 1 / 4, 0]),
+        (
+            Schedule(type="linear", warmup_steps=2, end_fraction=0.5),
+            [1 / 3, 2 / 3, 1, 3 / 4, 1 / 2],
+        ),
+        (Schedule(type="linear", total_steps=2), [1, 1 / 2, 0, 0, 0]),
+        # Half a cosine over 4 steps: 1/2 + cos(pi i / 4) / 2.
+        (Schedule(type="cosine"), [1, 0.5 + 0.5**1.5, 1 / 2, 0.5 - 0.5**1.5, 0]),
+    ],
+    ids=["constant", "warmup", "linear", "warmup-linear", "total", "cosine"],
+)
+def test_schedule(schedule, expected):
+    assert [schedule(step, 4) for step in range(5)] == pytest.approx(expected)
+
+
+def test_updates_of_a_schedule_add_up(tmp_path):
+    more = "updates = [{ step = 0, updates = 1 }, { step = 2, updates = 3 }]"
+    (stage,) = load(RunConfig, [config(tmp_path, rl("grpo", steps=5, more=more))]).stages
+    assert [stage.updates_at(step) for step in range(5)] == [1, 1, 3, 3, 3]
+    assert stage.total_updates == 11
+
+
+def test_fields_of_no_model_are_refused_by_load_too(tmp_path):
+    path = config(tmp_path, sft("cold"), model=MODEL + "\n[meshes]\ndata = 1\n")
+    with pytest.raises(ConfigError, match="did you mean `mesh`"):
+        load(RunConfig, [path])

@@ -1,0 +1,399 @@
+"""The update: one loss and one gradient, however the step's rollouts are cut, placed or ordered."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.models.fakes import UniformModel
+from jaxrl_vr.models.params import init, shardings
+from jaxrl_vr.models.transformer import Transformer
+from jaxrl_vr.rollout.batch import Shape, Trajectory, build
+from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh, place
+from jaxrl_vr.train.objectives import CrossEntropy, PpoClip, Reinforce
+from jaxrl_vr.train.optimizer import AdamW
+from jaxrl_vr.train.reward import ConstantLength, GroupNorm, SequenceMean, TokenMean
+from jaxrl_vr.train.state import create
+from jaxrl_vr.train.update import Learner, Rates, gradients, row_logprobs
+
+MODEL = Transformer(
+    Architecture(
+        vocab_size=32, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, ffn=24, max_length=64
+    )
+)
+NUMBERS = {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.1}
+RATES = Rates(1e-2, 1.0)
+SHAPE = Shape(row_length=24, rows=16)  # one micro-batch for all 16 rollouts
+
+GRADIENTS = jax.jit(gradients, static_argnames=("model", "objective"))
+ROW_LOGPROBS = jax.jit(row_logprobs, static_argnums=0)
+
+
+def make_rollouts():
+    """Four groups of four: prompts, completions, a mask with holes, advantages, log-probs."""
+    rng = np.random.default_rng(0)
+    reward = np.array([[1, 0, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0], [0.3, 1, 1, 0]], np.float32)
+    valid = np.ones((4, 4), bool)
+    valid[3, 2] = False  # could not be scored: trains no token
+    adv = GroupNorm()(reward, valid)
+    rollouts = []
+    for group, g in np.ndindex(4, 4):
+        prompt, completion = rng.integers(2, 5), rng.integers(1, 19)
+        mask = np.array([False] * prompt + [True] * completion) & valid[group, g]
+        mask[prompt + completion // 2] = False  # a token that was forced
+        n = len(mask)
+        rollouts.append(
+            Trajectory(
+                token_ids=rng.integers(0, 32, n),
+                mask=mask,
+                # Near what the model gives, so that some ratios are clipped and others are not.
+                logp=(-3.5 + 0.3 * rng.normal(size=n)).astype(np.float32),
+                version=np.zeros(n, int),
+                adv=float(adv[group, g]),
+                temperature=(0.7, 1.0, 1.3, 1.0)[group],
+                group=group,
+            )
+        )
+    return rollouts
+
+
+ROLLOUTS = make_rollouts()
+
+
+def batch_of(rollouts, shape, weights=TokenMean()):
+    """A packed step with a reference; its log-prob is the token's, wherever that stands."""
+    lengths = np.array([t.num_trained for t in rollouts])
+    batch = build(rollouts, weights(lengths, 20), shape)
+    ref_logp = np.where(batch.mask, -3.4 + 0.02 * batch.tokens, 0.0).astype(np.float32)
+    return dataclasses.replace(batch, ref_logp=ref_logp)
+
+
+@functools.cache
+def mesh_of(devices=1, **sizes):
+    return make_mesh(MeshConfig(**sizes), jax.devices()[:devices])
+
+
+@functools.cache
+def host_params():
+    """The same parameters for every mesh."""
+    return jax.device_get(init(MODEL.declare(), jax.random.key(0), TRAIN_RULES, mesh_of()))
+
+
+def params_on(mesh):
+    return place(host_params(), shardings(MODEL.declare(), TRAIN_RULES, mesh))
+
+
+def state_on(mesh, transform=None):
+    transform = transform or AdamW(learning_rate=1e-2).transform(MODEL.declare())
+    return create(params_on(mesh), {}, transform, 0)
+
+
+def learner_on(mesh, objective=PpoClip(), transform=None):
+    transform = transform or AdamW(learning_rate=1e-2).transform(MODEL.declare())
+    return Learner(MODEL, objective.function, transform, mesh)
+
+
+def found_on(mesh, batch, objective=PpoClip(), **numbers):
+    """Loss, gradient and metrics of a whole batch."""
+    placed = learner_on(mesh).place(batch)
+    numbers = NUMBERS | numbers
+    return jax.device_get(GRADIENTS(params_on(mesh), MODEL, objective.function, placed, numbers))
+
+
+@functools.cache
+def baseline(weights=TokenMean(), objective=PpoClip()):
+    """The same of all rollouts in one micro-batch on one device."""
+    return found_on(mesh_of(), batch_of(ROLLOUTS, SHAPE, weights), objective)
+
+
+def norm(tree):
+    squares = (np.sum(np.square(x, dtype=np.float64)) for x in jax.tree.leaves(tree))
+    return float(np.sqrt(sum(squares)))
+
+
+def assert_same(found, expected, batch):
+    """To rounding: the loss by sum |weight x advantage|, the gradient by its norm."""
+    scale = np.sum(np.abs(batch.weight * batch.adv))
+    assert scale > 0
+    assert abs(found[0] - expected[0]) < 1e-5 * scale
+    assert norm(expected[1]) > 1e-3
+    difference = jax.tree.map(np.subtract, found[1], expected[1])
+    assert norm(difference) < 1e-5 * norm(expected[1])
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found[2], expected[2]
+    )
+
+
+def test_metrics_of_the_step():
+    _, _, metrics = baseline()
+    trained = sum(t.num_trained for t in ROLLOUTS)
+    clipped = metrics["policy/clip_frac"]
+    assert clipped.count == trained == metrics["policy/entropy"].count
+    assert 0 < clipped.sum < trained  # so that the tests below compare clipped tokens too
+    assert metrics["policy/ratio_max"].value > 1.28
+    assert metrics["policy/kl"].sum > 0
+
+
+LAYOUTS = {
+    "8_x_1": (Shape(24, 2), 8),  # micro-batches of 2 rows; 16 rollouts, packed where they fit
+    "rows_of_one": (Shape(24, 1), 16),
+    "packed": (Shape(48, 4), 2),
+    "padded": (Shape(40, 24), 1),
+}
+
+
+@pytest.mark.parametrize("shape, most", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_cutting_and_packing_do_not_matter(shape, most):
+    batch = batch_of(ROLLOUTS, shape)
+    assert len(batch.tokens) <= most
+    assert_same(found_on(mesh_of(), batch), baseline(), batch)
+
+
+def test_order_does_not_matter():
+    order = np.random.default_rng(1).permutation(len(ROLLOUTS))
+    batch = batch_of([ROLLOUTS[i] for i in order], SHAPE)
+    assert_same(found_on(mesh_of(), batch), baseline(), batch)
+
+
+@pytest.mark.parametrize("weights", [SequenceMean(), ConstantLength()], ids=lambda w: w.type)
+def test_cutting_does_not_matter_for_any_weights(weights):
+    batch = batch_of(ROLLOUTS, LAYOUTS["8_x_1"][0], weights)
+    assert_same(found_on(mesh_of(), batch), baseline(weights), batch)
+
+
+def test_cutting_does_not_matter_for_supervised_steps():
+    batch = batch_of(ROLLOUTS, LAYOUTS["8_x_1"][0])
+    found = found_on(mesh_of(), batch, CrossEntropy())
+    assert_same(found, baseline(objective=CrossEntropy()), batch)
+
+
+def test_weights_change_the_gradient():
+    # Else the tests above would show nothing.
+    token, sequence = baseline(), baseline(SequenceMean())
+    difference = norm(jax.tree.map(np.subtract, token[1], sequence[1]))
+    assert difference > 0.05 * norm(token[1])
+
+
+MESHES = {
+    "data": (dict(data=8), SHAPE),
+    "fsdp": (dict(fsdp=8), SHAPE),
+    "tensor_data": (dict(tensor=2, data=4), Shape(24, 4)),
+    "mixture": (dict(data=1, fsdp=2, context=2, tensor=2), Shape(24, 4)),
+}
+
+
+@pytest.mark.parametrize("sizes, shape", MESHES.values(), ids=MESHES.keys())
+def test_sharding_does_not_matter(sizes, shape):
+    batch = batch_of(ROLLOUTS, shape)
+    assert_same(found_on(mesh_of(8, **sizes), batch), baseline(), batch)
+
+
+def test_micro_batches_of_padding_change_nothing():
+    # The first two groups fill some of 16 rows: on one device, the rest is empty micro-batches.
+    few = ROLLOUTS[:8]
+    batch = batch_of(few, Shape(24, 1))
+
+    def padded(a):
+        return np.concatenate([a, np.zeros((16 - len(a), *a.shape[1:]), a.dtype)])
+
+    found = found_on(mesh_of(), jax.tree.map(padded, batch))
+    assert_same(found, found_on(mesh_of(), batch_of(few, SHAPE)), batch)
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf], ids=str)
+def test_what_stands_outside_the_mask_does_not_matter(poison):
+    batch = batch_of(ROLLOUTS, SHAPE)
+    names = ("weight", "adv", "old_logp", "sampler_logp", "ref_logp")
+    poisoned = {n: np.where(batch.mask, getattr(batch, n), np.float32(poison)) for n in names}
+    poisoned["temperature"] = np.where(batch.mask, batch.temperature, 0)
+    found = found_on(mesh_of(), dataclasses.replace(batch, **poisoned))
+    jax.tree.map(np.testing.assert_array_equal, found, baseline())
+
+
+def test_nothing_to_train():
+    batch = batch_of(ROLLOUTS, SHAPE)
+    batch = dataclasses.replace(batch, mask=np.zeros_like(batch.mask))
+    loss, grad, metrics = found_on(mesh_of(), batch)
+    assert loss == 0
+    assert not any(leaf.any() for leaf in jax.tree.leaves((grad, metrics)))
+
+
+def test_a_group_without_contrast_has_no_gradient():
+    batch = batch_of([t for t in ROLLOUTS if t.group == 2], SHAPE)
+    loss, grad, _ = found_on(mesh_of(), batch, kl_coef=0.0)
+    assert loss == 0
+    assert not any(leaf.any() for leaf in jax.tree.leaves(grad))
+
+
+def test_loss_and_gradient_by_hand():
+    # Every token has probability 1/4. Two rollouts of 1 and 3 tokens, advantages 2 and -1, token
+    # mean: loss = -(2 x log(1/4) - 3 x log(1/4)) / 4 = log(1/4) / 4.
+    model = UniformModel(4)
+    rollouts = [
+        Trajectory(np.array([0, 1]), np.array([False, True]), adv=2.0),
+        Trajectory(np.array([0, 1, 2, 2]), np.array([False, True, True, True]), adv=-1.0),
+    ]
+    batch = dataclasses.replace(batch_of(rollouts, Shape(4, 1)), ref_logp=None)
+    params = {"head": jnp.zeros((4, 1))}
+    loss, grad, _ = GRADIENTS(params, model, Reinforce().function, batch, {})
+    assert float(loss) == pytest.approx(np.log(1 / 4) / 4)
+    # d loss / d head_v = -1/4 sum_t A_t (onehot_t - 1/4); hidden is 1:
+    # A by token: 2 - 1 = 1 for token 1, -2 for token 2, in all -1
+    np.testing.assert_allclose(
+        grad["head"][:, 0], [-(0 + 0.25) / 4, -(1 + 0.25) / 4, -(-2 + 0.25) / 4, -0.25 / 4]
+    )
+
+
+def test_log_probs_stand_at_their_token():
+    micro = jax.tree.map(lambda a: a[0], shared()[1])
+    params = params_on(mesh_of())
+    logp, entropy = ROW_LOGPROBS(MODEL, params, micro)
+    hidden = jax.jit(MODEL.hidden)(params, micro.tokens, micro.positions, micro.segment_ids)
+    logits = np.asarray(hidden, np.float64) @ np.asarray(MODEL.head(params), np.float64).T
+    micro = jax.device_get(micro)
+    for row, t in np.ndindex(micro.tokens.shape):
+        if not micro.mask[row, t]:
+            assert (logp[row, t], entropy[row, t]) == (0, 0)
+            continue
+        z = logits[row, t - 1] / micro.temperature[row, t]
+        log_probs = z - np.log(np.sum(np.exp(z)))
+        assert logp[row, t] == pytest.approx(log_probs[micro.tokens[row, t]], abs=1e-5)
+        assert entropy[row, t] == pytest.approx(-np.sum(np.exp(log_probs) * log_probs), abs=1e-5)
+
+
+@functools.cache
+def shared():
+    """A learner on one device, its batch, and what one update gives."""
+    learner = learner_on(mesh_of())
+    return learner, learner.place(batch_of(ROLLOUTS, SHAPE))
+
+
+def test_score_is_the_log_prob_that_update_takes():
+    learner, batch = shared()
+    score = learner.score(params_on(mesh_of()), batch)
+    micro = jax.tree.map(lambda a: a[0], batch)
+    logp, _ = ROW_LOGPROBS(MODEL, params_on(mesh_of()), micro)
+    np.testing.assert_allclose(score[0], logp, atol=1e-6)
+    # With it as the old log-prob every ratio is exactly 1.
+    batch = dataclasses.replace(batch, old_logp=score)
+    _, metrics = learner.update(state_on(mesh_of()), batch, NUMBERS, RATES)
+    assert float(metrics["policy/ratio_max"].value) == pytest.approx(1, abs=1e-6)
+    assert int(metrics["policy/clip_frac"].sum) == 0
+    assert float(metrics["policy/approx_kl"].sum) == pytest.approx(0, abs=1e-6)
+
+
+def test_one_compilation_for_all_numbers_and_rates():
+    learner, batch = shared()
+    state = state_on(mesh_of())
+    state, _ = learner.update(state, batch, NUMBERS, RATES)
+    before = learner._update._cache_size()
+    for i in range(1, 4):
+        numbers = {name: value * (1 + i) for name, value in NUMBERS.items()}
+        other = learner.place(jax.device_get(batch))
+        state, metrics = learner.update(state, other, numbers, Rates(1e-3 * i, 0.1 * i))
+        assert float(metrics["optimizer/learning_rate"].sum) == pytest.approx(1e-3 * i)
+    assert learner._update._cache_size() == before == 1
+    assert int(state.step) == 4
+
+
+def test_the_state_is_donated():
+    learner, batch = shared()
+    state = state_on(mesh_of())
+    after, _ = learner.update(state, batch, NUMBERS, RATES)
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((after, batch)))
+
+
+def test_the_key_stays_and_the_step_counts():
+    learner, batch = shared()
+    key = jax.device_get(state_on(mesh_of()).key)
+    after, _ = learner.update(state_on(mesh_of()), batch, NUMBERS, RATES)
+    np.testing.assert_array_equal(after.key, key)
+    assert int(after.step) == 1
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf], ids=str)
+def test_an_update_that_is_not_finite_is_skipped(poison):
+    learner, batch = shared()
+    state, metrics = learner.update(state_on(mesh_of()), batch, NUMBERS, RATES)
+    assert int(metrics["optimizer/skipped"].sum) == 0
+    before = jax.device_get(state)
+    adv = np.array(batch.adv)
+    adv[tuple(np.argwhere(batch.mask)[5])] = poison
+    bad = learner.place(dataclasses.replace(jax.device_get(batch), adv=adv))
+    state, metrics = learner.update(state, bad, NUMBERS, RATES)
+    after = jax.device_get(state)
+    jax.tree.map(np.testing.assert_array_equal, after.trainable, before.trainable)
+    jax.tree.map(np.testing.assert_array_equal, after.optimizer, before.optimizer)
+    assert (int(before.step), int(after.step)) == (1, 2)
+    assert (int(metrics["optimizer/skipped"].sum), int(metrics["optimizer/skipped"].count)) == (
+        1,
+        1,
+    )
+    # And the next one goes on as if it had not been.
+    state, _ = learner.update(state, batch, NUMBERS, RATES)
+    expected = state_on(mesh_of())
+    for _ in range(2):
+        expected, _ = learner.update(expected, batch, NUMBERS, RATES)
+    jax.tree.map(np.testing.assert_array_equal, state.trainable, expected.trainable)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_where_the_loss_is():
+    def objective(logp, entropy, batch, numbers):
+        return jnp.sqrt(0.0 * logp), {}  # 0, with the slope of a root at 0
+
+    model = UniformModel(32)
+    params = init(model.declare(), jax.random.key(0), TRAIN_RULES, mesh_of())
+    learner = Learner(model, objective, optax.identity(), mesh_of())
+    state = create(params, {}, optax.identity(), 0)
+    state, metrics = learner.update(state, shared()[1], {}, RATES)
+    assert float(metrics["loss/total"].sum) == 0
+    assert not np.isfinite(metrics["optimizer/grad_norm"].sum)
+    assert int(metrics["optimizer/skipped"].sum) == 1
+    np.testing.assert_array_equal(state.trainable["head"], np.zeros((32, 1)))
+
+
+def test_clip_by_global_norm_and_placement_on_a_mesh():
+    mesh = mesh_of(8, data=1, fsdp=2, context=2, tensor=2)
+    learner = learner_on(mesh, transform=optax.identity())
+    batch = learner.place(batch_of(ROLLOUTS, SHAPE))
+    size = norm(baseline()[1])
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    for limit in (0.5 * size, 2 * size):
+        state = state_on(mesh, optax.identity())
+        places = jax.tree.map(lambda a: a.sharding, state)
+        state, metrics = learner.update(state, batch, NUMBERS, Rates(3.0, limit))
+        assert jax.tree.map(lambda a: a.sharding, state) == places
+        assert float(metrics["optimizer/grad_norm"].sum) == pytest.approx(size, rel=1e-5)
+        assert float(metrics["optimizer/grad_norm_max"].value) == pytest.approx(size, rel=1e-5)
+        factor = 3.0 * min(1.0, limit / size)
+        expected = jax.tree.map(lambda p, g, f=factor: p - f * g, host_params(), baseline()[1])
+        jax.tree.map(close, jax.device_get(state.trainable), expected)
+    assert learner._update._cache_size() == 1
+
+
+def test_moments_lie_like_their_parameters():
+    state = state_on(mesh_of(8, fsdp=8))
+    adam = state.optimizer[0]
+    places = jax.tree.map(lambda a: a.sharding, state.trainable)
+    for moments in (adam.mu, adam.nu):
+        assert jax.tree.map(lambda a: a.sharding, moments) == places
+    assert state.trainable["layers"]["q"].sharding.spec == jax.P(None, "fsdp")
+    assert adam.count.sharding.is_fully_replicated
+
+
+def test_supervised_steps_lower_the_loss():
+    learner = learner_on(mesh_of(), CrossEntropy())
+    batch = learner.place(batch_of(ROLLOUTS, SHAPE))
+    state, losses = state_on(mesh_of()), []
+    for _ in range(10):
+        state, metrics = learner.update(state, batch, {}, Rates(3e-2, 1.0))
+        losses.append(float(metrics["loss/total"].sum))
+        nll = metrics["sft/nll"]
+        assert losses[-1] == pytest.approx(float(nll.sum) / int(nll.count), rel=1e-5)
+    assert losses[-1] < 0.6 * losses[0]
