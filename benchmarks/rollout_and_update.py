@@ -47,7 +47,7 @@ from jaxrl_vr.types import Message, Metrics, Rollout, Sampling
 
 # Rows of a micro-batch, as a run has them when its config does not say.
 _ROWS = 8
-# Share of the rollout's decode steps that a timing of the limit repeats; all would double the run.
+# A timing of the limit repeats one in so many of the rollout's decode steps, to save time.
 _LIMIT_SHARE = 4
 
 QUESTIONS = (

@@ -38,11 +38,16 @@ def generate(
         for g in range(n)
     )
     groups: dict[int, dict[int, Rollout]] = {}
-    while engine.num_unfinished:
-        for rollout in engine.step():
-            p, g = divmod(rollout.id, n)
-            group = groups.setdefault(p, {})
-            group[g] = rollout
-            if len(group) == n:
-                yield p, tuple(group[g] for g in range(n))
-                del groups[p]
+    try:
+        while engine.num_unfinished:
+            for rollout in engine.step():
+                p, g = divmod(rollout.id, n)
+                group = groups.setdefault(p, {})
+                group[g] = rollout
+                if len(group) == n:
+                    yield p, tuple(group[g] for g in range(n))
+                    del groups[p]
+    finally:
+        if engine.num_unfinished:  # the caller has had enough: leave the engine empty
+            engine.abort(range(len(prompts) * n))
+            engine.step()

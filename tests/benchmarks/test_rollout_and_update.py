@@ -70,7 +70,12 @@ def test_prints_a_line_each_for_rollout_and_update(benchmark, folder, capsys):
     assert update["settings"]["rows"] == 8
 
 
-@pytest.mark.parametrize("tied", [True, False])
+def struct(*shape):
+    """An array that is known but not there."""
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_the_limit_multiplies_with_every_matrix_once(benchmark, tied):
     arch = Architecture(vocab_size=40, tied=tied, **SIZES)
     matrices = [p for p in jax.tree.leaves(declare(arch)["layers"], is_leaf=is_param) if p.scale]
@@ -78,7 +83,6 @@ def test_the_limit_multiplies_with_every_matrix_once(benchmark, tied):
     shapes = benchmark.product_shapes(arch).values()
     assert arch.layers * sum(i * o for i, o in shapes) == of_layers
 
-    struct = lambda *shape: jax.ShapeDtypeStruct(shape, "float32")  # noqa: E731
     layer = {name: struct(*shape) for name, shape in benchmark.product_shapes(arch).items()}
     arrays = struct(3, 16), [layer] * arch.layers, struct(40, 16)
     flops = benchmark.decode_products.lower(*arrays).cost_analysis()["flops"]

@@ -78,3 +78,12 @@ def test_greedy_groups_of_a_model_are_alike_and_share_one_prefill(engine, small,
     for p, rollouts in got.items():
         expected = small.slow(make_request(0, PROMPTS[p], limit=6, temperature=0.0, stop_ids=()))
         assert [r.token_ids for r in rollouts] == [tuple(expected[0])] * 4
+
+
+def test_generate_that_is_closed_early_leaves_the_engine_empty():
+    engine = UniformEngine(5, slots=2)
+    groups = generate(engine, [(1,), (2,), (3,)], 2, Sampling(max_new_tokens=8), (0, 0))
+    next(groups)
+    groups.close()
+    assert engine.num_unfinished == 0
+    assert len(list(generate(engine, [(1,)], 2, Sampling(max_new_tokens=8), (0, 0)))) == 1

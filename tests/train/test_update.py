@@ -26,6 +26,7 @@ MODEL = Transformer(
         vocab_size=32, width=16, layers=2, heads=4, kv_heads=2, head_dim=4, ffn=24, max_length=64
     )
 )
+TOKEN_MEAN, PPO_CLIP = TokenMean(), PpoClip()
 NUMBERS = {"clip_low": 0.2, "clip_high": 0.28, "kl_coef": 0.1}
 RATES = Rates(1e-2, 1.0)
 SHAPE = Shape(row_length=24, rows=16)  # one micro-batch for all 16 rollouts
@@ -65,7 +66,7 @@ def make_rollouts():
 ROLLOUTS = make_rollouts()
 
 
-def batch_of(rollouts, shape, weights=TokenMean()):
+def batch_of(rollouts, shape, weights=TOKEN_MEAN):
     """A packed step with a reference; its log-prob is the token's, wherever that stands."""
     lengths = np.array([t.num_trained for t in rollouts])
     batch = build(rollouts, weights(lengths, 20), shape)
@@ -93,12 +94,12 @@ def state_on(mesh, transform=None):
     return create(params_on(mesh), {}, transform, 0)
 
 
-def learner_on(mesh, objective=PpoClip(), transform=None):
+def learner_on(mesh, objective=PPO_CLIP, transform=None):
     transform = transform or AdamW(learning_rate=1e-2).transform(MODEL.declare())
     return Learner(MODEL, objective.function, transform, mesh)
 
 
-def found_on(mesh, batch, objective=PpoClip(), **numbers):
+def found_on(mesh, batch, objective=PPO_CLIP, **numbers):
     """Loss, gradient and metrics of a whole batch."""
     placed = learner_on(mesh).place(batch)
     numbers = NUMBERS | numbers
@@ -106,7 +107,7 @@ def found_on(mesh, batch, objective=PpoClip(), **numbers):
 
 
 @functools.cache
-def baseline(weights=TokenMean(), objective=PpoClip()):
+def baseline(weights=TOKEN_MEAN, objective=PPO_CLIP):
     """The same of all rollouts in one micro-batch on one device."""
     return found_on(mesh_of(), batch_of(ROLLOUTS, SHAPE, weights), objective)
 
@@ -141,7 +142,6 @@ def test_metrics_of_the_step():
 
 LAYOUTS = {
     "8_x_1": (Shape(24, 2), 8),  # micro-batches of 2 rows; 16 rollouts, packed where they fit
-    "rows_of_one": (Shape(24, 1), 16),
     "packed": (Shape(48, 4), 2),
     "padded": (Shape(40, 24), 1),
 }
@@ -194,12 +194,12 @@ def test_sharding_does_not_matter(sizes, shape):
 
 
 def test_micro_batches_of_padding_change_nothing():
-    # The first two groups fill some of 16 rows: on one device, the rest is empty micro-batches.
-    few = ROLLOUTS[:8]
-    batch = batch_of(few, Shape(24, 1))
+    # The first two groups fill at most 4 of 8 micro-batches.
+    few, shape = ROLLOUTS[:8], LAYOUTS["8_x_1"][0]
+    batch = batch_of(few, shape)
 
     def padded(a):
-        return np.concatenate([a, np.zeros((16 - len(a), *a.shape[1:]), a.dtype)])
+        return np.concatenate([a, np.zeros((8 - len(a), *a.shape[1:]), a.dtype)])
 
     found = found_on(mesh_of(), jax.tree.map(padded, batch))
     assert_same(found, found_on(mesh_of(), batch_of(few, SHAPE)), batch)
@@ -251,6 +251,8 @@ def test_loss_and_gradient_by_hand():
 
 def test_log_probs_stand_at_their_token():
     micro = jax.tree.map(lambda a: a[0], shared()[1])
+    temperature = np.random.default_rng(0).uniform(0.5, 2, micro.tokens.shape)
+    micro = dataclasses.replace(micro, temperature=jnp.asarray(temperature, jnp.float32))
     params = params_on(mesh_of())
     logp, entropy = ROW_LOGPROBS(MODEL, params, micro)
     hidden = jax.jit(MODEL.hidden)(params, micro.tokens, micro.positions, micro.segment_ids)
@@ -363,7 +365,6 @@ def test_clip_by_global_norm_and_placement_on_a_mesh():
     learner = learner_on(mesh, transform=optax.identity())
     batch = learner.place(batch_of(ROLLOUTS, SHAPE))
     size = norm(baseline()[1])
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     for limit in (0.5 * size, 2 * size):
         state = state_on(mesh, optax.identity())
         places = jax.tree.map(lambda a: a.sharding, state)
@@ -372,8 +373,10 @@ def test_clip_by_global_norm_and_placement_on_a_mesh():
         assert float(metrics["optimizer/grad_norm"].sum) == pytest.approx(size, rel=1e-5)
         assert float(metrics["optimizer/grad_norm_max"].value) == pytest.approx(size, rel=1e-5)
         factor = 3.0 * min(1.0, limit / size)
-        expected = jax.tree.map(lambda p, g, f=factor: p - f * g, host_params(), baseline()[1])
-        jax.tree.map(close, jax.device_get(state.trainable), expected)
+        moved = jax.tree.map(np.subtract, host_params(), jax.device_get(state.trainable))
+        error = norm(jax.tree.map(lambda m, g, f=factor: m - f * g, moved, baseline()[1]))
+        # The second part is what rounding a parameter takes off the step.
+        assert error < 1e-5 * factor * size + 1e-7 * norm(host_params())
     assert learner._update._cache_size() == 1
 
 
