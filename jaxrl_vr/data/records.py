@@ -99,8 +99,8 @@ def parquet(path: str) -> Iterator[Record]:
 def hub(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Record]:
     """Records of a Hugging Face data set."""
     try:
-        import datasets
-        import datasets.exceptions
+        import datasets  # pyright: ignore[reportMissingImports]  # an extra, often absent
+        import datasets.exceptions  # pyright: ignore[reportMissingImports]  # the same
     except ImportError as error:
         raise ValueError(
             'type = "hf" needs the datasets package: pip install "jaxrl-vr[hf]", or save the data '

@@ -61,7 +61,12 @@ def draw(
     # Sorting the vocabulary costs more than all else here, so only where a slot asks for it.
     kept, mass = jax.lax.cond(jnp.any(cuts), cut, uncut, logits)
     drawn = _inverse_cdf(kept, keys)
-    token = jnp.where(values.temperature > 0, drawn, jnp.argmax(logits, axis=1))
+    is_greedy = values.temperature <= 0
+    token = jax.lax.cond(
+        jnp.any(is_greedy),
+        lambda: jnp.where(is_greedy, jnp.argmax(logits, axis=1), drawn),
+        lambda: drawn,
+    )
     token = jnp.minimum(token, V - 1).astype(jnp.int32)
     return token, token_logprob(logits, token), mass
 
