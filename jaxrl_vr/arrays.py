@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_vr.types import Max, Mean, Metric, Metrics, Min
 
-__all__ = ["Max", "Mean", "Metrics", "Min", "check", "merge_metrics", "pytree_dataclass"]
+__all__ = ["Max", "Mean", "Metric", "Metrics", "Min", "check", "merge_metrics", "pytree_dataclass"]
 
 T = TypeVar("T")
 

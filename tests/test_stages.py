@@ -269,3 +269,24 @@ def test_run_that_is_done_says_so_and_changes_nothing(tmp_path, capsys):
     said = call(capsys, "train", path)
     assert "cold: done before" in said and "after: done before" in said
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == first
+
+
+def test_recomputed_log_probs_are_those_before_the_first_update(tmp_path):
+    # Otherwise the ratio of each update would be 1, and the clip range could never act.
+    more = 'updates = 2\nold_logp = "recomputed"'
+    train(config(tmp_path, rl("grpo", steps=1, more=more), data=ODD))
+    (step,) = lines(tmp_path / "run" / "metrics.jsonl")
+    assert step["policy/ratio_max"] > 1.001
+    assert step["mismatch/max"] < 1e-5
+
+
+def test_steps_cannot_fall_below_a_checkpoint_nor_change_once_done(tmp_path, capsys):
+    path = config(tmp_path, sft("first", steps=2))
+    train(path)
+    output = call(capsys, "train", path, "stages.first.steps=3", code=2)
+    assert "was 2, now 3, but the stage is done" in output
+    (tmp_path / "run" / "stages" / "first" / "result.json").unlink()
+    train(path, "checkpoint.every=1", "stages.first.steps=4")
+    (tmp_path / "run" / "stages" / "first" / "result.json").unlink()
+    output = call(capsys, "train", path, "stages.first.steps=2", code=2)
+    assert "stages.first.steps = 2, but the run has a checkpoint of step" in output

@@ -38,7 +38,7 @@ class LoggingConfig(Config):
 
 
 class JsonlSink:
-    """A file with one JSON object a line, each on disk before `write` returns.
+    """A file with one JSON object a line, each handed to the system before `write` returns.
 
     Numbers that JSON does not have (nan, inf) are written as null. A last line that a kill has cut
     off is dropped when the file is opened.

@@ -135,7 +135,7 @@ class Transformer:
             step = jax.checkpoint(step)
         x = params["embed"][tokens].astype(self.dtype)
         x, _ = jax.lax.scan(step, x, params["layers"])
-        return rms_norm(x, params["norm"], self.arch.norm_eps)
+        return rms_norm(x, self._cast(params["norm"]), self.arch.norm_eps)
 
     def head(self, params: Params) -> jax.Array:
         """The LM head, [V, D], in the compute dtype."""

@@ -5,6 +5,7 @@ P prompts, G samples of a prompt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -83,7 +84,13 @@ def group_metrics(groups: Sequence[Group]) -> Metrics:
         # Both are per rollout, so their ratio is accuracy per token.
         "efficiency/accuracy_per_kilotoken": Mean(1000 * len(right), tokens),
     }
-    return metrics | _contrast(groups) | _by_source(groups)
+    return metrics | _kept_mass(rollouts) | _contrast(groups) | _by_source(groups)
+
+
+def _kept_mass(rollouts: Sequence[Rollout]) -> Metrics:
+    """Mean probability that top-k, top-p or min-p left, where they cut anything."""
+    kept = [math.exp(mass) for r in rollouts for mass in r.kept_mass or ()]
+    return {"policy/kept_mass": Mean(sum(kept), len(kept))} if kept else {}
 
 
 def _contrast(groups: Sequence[Group]) -> Metrics:

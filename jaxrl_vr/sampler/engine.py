@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
+from pydantic import Field
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.models.params import Params
@@ -59,9 +60,9 @@ class Engine(Protocol):
 class EngineConfig(Config):
     """Sizes of the sampler; none changes what is sampled."""
 
-    slots: int = 64
+    slots: int = Field(default=64, ge=1)
     """Completions decoded side by side. More is faster until memory or products are the limit."""
-    steps_per_call: int = 16
+    steps_per_call: int = Field(default=16, ge=1)
     """Decode steps between two looks of the host: fewer refill sooner, more cost less overhead."""
 
 
@@ -92,9 +93,17 @@ class SlotEngine:
       params: its parameters in the learner's layout and sharding.
       config: sizes.
       mesh: devices; slots are spread over `data` and `fsdp`, heads over `tensor`.
+      version: of the parameters, noted with each token.
     """
 
-    def __init__(self, model: Model, params: Params, config: EngineConfig, mesh: jax.sharding.Mesh):
+    def __init__(
+        self,
+        model: Model,
+        params: Params,
+        config: EngineConfig,
+        mesh: jax.sharding.Mesh,
+        version: int = 0,
+    ):
         self.counters = Counters()
         self._model = model
         self._mesh = mesh
@@ -105,7 +114,7 @@ class SlotEngine:
         self._prefilled: list[_Prefilled] = []
         self._slots: decode.Slots | None = None
         self._length = 0
-        self._version = 0
+        self._view: Any = None
         self._to_view = jax.jit(self._view_of)
         self._prefill = jax.jit(model.prefill)
         self._admit = jax.jit(self._sharded(decode.admit), donate_argnums=0)
@@ -113,7 +122,7 @@ class SlotEngine:
         self._resize = jax.jit(self._sharded(decode.resize), static_argnums=1)
         self._decode = jax.jit(self._decode_chunk, donate_argnums=1)
         self._empty = jax.jit(self._sharded(self._empty_slots), static_argnums=0)
-        self.set_params(params, 0)
+        self.set_params(params, version)
 
     @property
     def num_unfinished(self) -> int:
@@ -140,6 +149,7 @@ class SlotEngine:
 
     def set_params(self, params: Params, version: int) -> None:
         """New weights. Requests in progress keep their tokens and are prefilled again."""
+        self._view = None  # or the device would hold two views for a moment
         self._view = self._to_view(params)
         self._version = version
         self._prefilled.clear()

@@ -23,7 +23,9 @@ def _stage(config: RunConfig, stage: object) -> str:
 def _rl(config: RunConfig, stage: RlStage) -> str:
     new = stage.sampling.max_new_tokens
     context = config.model.max_length
-    prompt = stage.max_prompt_tokens or (context - new if context else None)
+    prompt = stage.max_prompt_tokens
+    if context is not None:
+        prompt = min(prompt or context, context - new)
     rollouts = stage.prompts * stage.samples
     lines = [
         f"stage {stage.name} (rl), {stage.steps} steps",

@@ -15,6 +15,11 @@ def check_sizes(config: RunConfig, context: int, mesh: jax.sharding.Mesh) -> Non
       context: most tokens that the model takes.
       mesh: devices of the run.
     """
+    if mesh.shape["expert"] > 1:
+        raise ValueError(
+            f"mesh.expert = {mesh.shape['expert']}: the model has no experts to split, so these "
+            "devices would all do the same; set it to 1, and give them to data or fsdp"
+        )
     for task in config.tasks:
         _check_room(f"tasks.{task.name}", task.sampling.max_new_tokens, context)
     for stage in config.stages:
@@ -44,6 +49,14 @@ def oddities(config: RunConfig) -> list[str]:
             found.append(
                 f"{where}.objective.{chosen[0]}: with one update per rollout batch the ratio is "
                 "1 and nothing is clipped; raise updates, or leave the clip range alone"
+            )
+        cut = [n for n in ("top_k", "min_p") if getattr(stage.sampling, n)]
+        cut += ["top_p"] if stage.sampling.top_p < 1 else []
+        if cut:
+            found.append(
+                f"{where}.sampling.{cut[0]}: rollouts come from a cut distribution, log-probs "
+                "and gradient are those of the whole one (policy/kept_mass says how much is left); "
+                "leave it out unless you mean that"
             )
         if stage.samples < 4:
             found.append(

@@ -243,7 +243,8 @@ class RlStage(TrainStage):
     updates: PositiveInt | tuple[UpdatesFrom, ...] = 1
     """Optimizer steps per rollout batch, each on its share of the groups; or a schedule."""
     old_logp: Literal["sampler", "recomputed"] = "sampler"
-    """Where the ratio's denominator comes from: as sampled, or computed again by the learner."""
+    """Where the ratio's denominator comes from: as sampled, or computed again by the learner before
+    the first update on a rollout batch."""
     control: Literal["none", "shuffled_rewards"] = "none"
     """An experiment's control: `shuffled_rewards` permutes the rewards over the batch."""
 
@@ -263,6 +264,11 @@ class RlStage(TrainStage):
         steps = [u.step for u in self._schedule()]
         if steps and (steps[0] != 0 or steps != sorted(set(steps))):
             raise ValueError(f"updates: its steps are {steps}; start at 0 and go up")
+        if self.old_logp == "recomputed" and isinstance(self.objective, Reinforce):
+            raise ValueError(
+                "old_logp = 'recomputed' cannot act with objective 'reinforce', which has no "
+                "ratio; leave it out, or use 'ppo_clip'"
+            )
         if self.sampling.temperature == 0:
             raise ValueError(
                 "sampling.temperature = 0 samples the same answer every time, so groups have no "
@@ -365,6 +371,8 @@ class RunConfig(Config):
 
     def _check_stage(self, stage: Any, earlier: list[str]) -> None:
         where = f"stages.{stage.name}"
+        if stage.name in ("previous", "base"):
+            raise ValueError(f"{where}.name: {stage.name!r} has a meaning in init; choose another")
         later = [s.name for s in self.stages if s.name not in earlier]
         if stage.init in later:
             raise ValueError(
@@ -377,8 +385,6 @@ class RunConfig(Config):
                 f"{where}.init = {stage.init!r} is a stage that does not train, so it has no "
                 "weights of its own; name one that does"
             )
-        if stage.init in ("previous", "base") and stage.name in ("previous", "base"):
-            raise ValueError(f"{where}.name: {stage.name!r} has a meaning in init; choose another")
         if isinstance(stage, EvalStage):
             self.check_tasks(f"{where}.tasks", stage.tasks)
         if isinstance(stage, TrainStage):
@@ -438,7 +444,8 @@ MAY_CHANGE = (
     "stages.*.steps",
 )
 """Keys a resumed run may change. A different mesh gives the same numbers to rounding. `steps` may
-change only where no learning-rate schedule hangs on it; the loop checks that."""
+change only where no learning-rate schedule hangs on it and while the stage is not done; `train.run`
+checks that."""
 
 
 def _unique(what: str, names: list[str]) -> None:

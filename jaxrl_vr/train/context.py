@@ -42,13 +42,12 @@ class Context:
     def engine(self, params: Any, version: int) -> SlotEngine:
         """The run's one engine, with these weights."""
         if self._engine is None:
-            self._engine = SlotEngine(self.model, params, self.config.engine, self.mesh)
-        self._engine.set_params(params, version)
+            self._engine = SlotEngine(
+                self.model, params, self.config.engine, self.mesh, version=version
+            )
+        else:
+            self._engine.set_params(params, version)
         return self._engine
-
-    def free_engine(self) -> None:
-        """Lets go of the sampler's copy of the weights."""
-        self._engine = None
 
     def sampling(self, sampling: Any) -> Sampling:
         """A sampling config with the tokenizer's stop ids."""

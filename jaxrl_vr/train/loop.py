@@ -85,7 +85,7 @@ def run_stage(
                 state, cursor = advance(at.state, at.step, at.cursor, metrics)
             except Interrupted:
                 _save(ctx, saved, at)
-                saved.wait()
+                _settle(ctx, saved)
                 if saved.latest() == at.step:
                     ctx.console.message(f"saved {stage.name} at step {at.step}")
                 raise
@@ -99,6 +99,7 @@ def run_stage(
                     f"{stage.name} step {at.step}: loss or gradient was not finite; "
                     f"{100 * result['optimizer/skipped']:.0f} % of its updates were skipped"
                 )
+        _settle(ctx, saved)
     return at.state.trainable, at.evaluations
 
 
@@ -116,12 +117,23 @@ def _save(ctx: Context, saved: Checkpoints, at: _Progress) -> None:
     # The reference is the stage's starting weights, which `init` gives again.
     arrays = dataclasses.replace(at.state, frozen={})
     host = {"cursor": at.cursor, "evaluations": [dataclasses.asdict(e) for e in at.evaluations]}
-    # First what the save before came to in the background, so that it does not cost this one.
-    for action in (saved.wait, lambda: saved.save(at.step, arrays, host)):
-        try:
-            action()
-        except SaveFailed as error:
-            ctx.console.warn(f"{error}; the run goes on with the checkpoints before it")
+    _settle(ctx, saved)
+    try:
+        saved.save(at.step, arrays, host)
+    except SaveFailed as error:
+        _lost(ctx, error)
+
+
+def _settle(ctx: Context, saved: Checkpoints) -> None:
+    """Waits for the save in the background; a failed one costs neither the run nor the next."""
+    try:
+        saved.wait()
+    except SaveFailed as error:
+        _lost(ctx, error)
+
+
+def _lost(ctx: Context, error: SaveFailed) -> None:
+    ctx.console.warn(f"{error}; the run goes on with the checkpoints before it")
 
 
 def _restore(
@@ -137,6 +149,11 @@ def _restore(
     frozen = {"reference": jax.tree.map(jnp.copy, init)} if has_reference else {}
     state = create(init, {}, transform, ctx.config.seed)
     step = saved.latest()
+    if step is not None and step > stage.steps:
+        raise ValueError(
+            f"stages.{stage.name}.steps = {stage.steps}, but the run has a checkpoint of step "
+            f"{step}; set it to {step} or more, or choose another run_dir"
+        )
     # What was written behind the checkpoint is done again.
     ctx.writer.truncate(stage.name, -1 if step is None else step)
     if step is None:

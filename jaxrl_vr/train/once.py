@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,18 @@ from jaxrl_vr.types import Example
 
 
 @contextlib.contextmanager
-def _opened(config: RunConfig, init: str, metrics: Path) -> Iterator[tuple[Context, Any]]:
-    """A context that writes its metrics to a folder of its own, and the weights `init` names."""
+def _opened(config: RunConfig, init: str, metrics: Path | None) -> Iterator[tuple[Context, Any]]:
+    """A context apart from the run's own outputs, and the weights that `init` names.
+
+    Metrics go to a folder of their own, or, with None, nowhere.
+    """
     if init == "previous":
         raise ValueError("--init previous: there is no previous stage here; name a stage, or base")
+    quiet = config.logging.model_copy(update={"tensorboard": False, "wandb": None})
+    config = config.model_copy(update={"logging": quiet})
     with contextlib.ExitStack() as stack:
+        if metrics is None:
+            metrics = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # Not entered: there is nothing to save, so a signal may end these commands anywhere.
         ctx = open_context(config, metrics, stack, Interrupt())
         yield ctx, ctx.load_init(StageBase(name="once", init=init))
@@ -60,8 +68,7 @@ def sample_once(config: RunConfig, init: str, prompts: Path | None, source: str 
     if not rl and not config.tasks:
         raise ValueError("sample: the config has no stage or task with a [sampling] table; add one")
     sampling = rl[-1].sampling if rl else config.tasks[-1].sampling
-    folder = Path(config.run_dir) / "samples"
-    with _opened(config, init, folder) as (ctx, weights):
+    with _opened(config, init, None) as (ctx, weights):
         template = _template(ctx, source)
         engine = ctx.engine(weights, 0)
         for number, line in enumerate(_lines(prompts)):
@@ -73,7 +80,7 @@ def sample_once(config: RunConfig, init: str, prompts: Path | None, source: str 
 
 def export_once(config: RunConfig, init: str, out: Path, dtype: FileDtype) -> None:
     """Writes the weights that `init` names as a Hugging Face folder."""
-    with _opened(config, init, Path(config.run_dir)) as (ctx, weights):
+    with _opened(config, init, None) as (ctx, weights):
         export(ctx, weights, out, dtype)
         ctx.console.message(f"wrote {out}")
 

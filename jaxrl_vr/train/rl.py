@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_vr.data.prompts import Prompt, load_prompts
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.metrics.rollouts import RolloutLog
-from jaxrl_vr.rollout.batch import Shape, Trajectory, build
+from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build
 from jaxrl_vr.rollout.collect import collect
 from jaxrl_vr.rollout.groups import group_metrics, rewards, score_of, trajectories
 from jaxrl_vr.train.config import RlStage
@@ -115,38 +115,46 @@ class _Steps:
         num_updates = stage.updates_at(step)
         before = sum(stage.updates_at(s) for s in range(step))
         with ctx.phases("update"):
-            for i in range(num_updates):
-                # Dealt like cards, so that the parts differ by at most a group.
-                part = [t for t in every if t.group % num_updates == i]
+            # Dealt like cards, so that the parts differ by at most a group. All are scored before
+            # the first update, because the old policy is the one that sampled.
+            parts = [[t for t in every if t.group % num_updates == i] for i in range(num_updates)]
+            batches = [self._batch(state, part) for part in parts]
+            for i, batch in enumerate(batches):
                 rate = stage.optimizer.rate(before + i, stage.total_updates)
-                state = self._update(state, part, rate, metrics, is_first=i == 0)
+                state = self._update(state, batch, rate, metrics, is_first=i == 0)
                 ctx.console.phase("update", i + 1, num_updates)
             ctx.phases.tokens("update", sum(len(t.token_ids) for t in every))
         return state
 
-    def _update(
-        self,
-        state: TrainState,
-        part: list[Trajectory],
-        learning_rate: float,
-        metrics: Accumulator,
-        *,
-        is_first: bool,
-    ) -> TrainState:
+    def _batch(self, state: TrainState, part: list[Trajectory]) -> Batch:
+        """The batch of one optimizer step, with the log-probs that its loss compares with."""
         stage, learner = self._stage, self._learner
         lengths = np.array([t.num_trained for t in part])
         weight = stage.weights(lengths, stage.sampling.max_new_tokens)
         batch = learner.place(build(part, weight, self._shape))
-        numbers = dict(stage.objective.numbers)
         if stage.old_logp == "recomputed":
             old_logp = learner.score(state.trainable, batch)
             batch = dataclasses.replace(batch, old_logp=old_logp)
         if stage.kl is not None:
             ref_logp = learner.score(state.frozen["reference"], batch)
             batch = dataclasses.replace(batch, ref_logp=ref_logp)
+        return batch
+
+    def _update(
+        self,
+        state: TrainState,
+        batch: Batch,
+        learning_rate: float,
+        metrics: Accumulator,
+        *,
+        is_first: bool,
+    ) -> TrainState:
+        stage = self._stage
+        numbers = dict(stage.objective.numbers)
+        if stage.kl is not None:
             numbers["kl_coef"] = stage.kl.coef
         rates = Rates(learning_rate, stage.optimizer.max_grad_norm)
-        state, found = learner.update(state, batch, numbers, rates)
+        state, found = self._learner.update(state, batch, numbers, rates)
         found = jax.device_get(found)
         if not is_first:
             # After the first update sampler and learner hold different weights: no mismatch.

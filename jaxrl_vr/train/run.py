@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_vr.checkpoint import SaveFailed, load_arrays, parameter_hash, save_arrays
+from jaxrl_vr.checkpoint import load_arrays, parameter_hash, save_arrays
 from jaxrl_vr.config import difference, dump, load
 from jaxrl_vr.metrics.console import Console
 from jaxrl_vr.metrics.throughput import Phases
@@ -45,6 +45,9 @@ from jaxrl_vr.train.rl import run_rl
 from jaxrl_vr.train.sft import run_sft
 from jaxrl_vr.types import Group
 from jaxrl_vr.verifiers.pool import Pool
+
+# Of a prompt in the tables at the end of a run.
+_SHOWN_CHARACTERS = 120
 
 
 def run(config: RunConfig) -> dict[str, Any]:
@@ -130,13 +133,7 @@ def _run_stage(ctx: Context, stage: Any) -> None:
         result["path"] = str(_run_export(ctx, stage))
     if final is not None:
         result["parameter_hash"] = parameter_hash(final)
-        try:
-            save_arrays(folder / "final", final)
-        except OSError as error:
-            raise SaveFailed(
-                f"stage {stage.name}: its final parameters could not be saved in {folder}: {error};"
-                " make room and run the same command again, it goes on from the last checkpoint"
-            ) from error
+        save_arrays(folder / "final", final)
     now = ctx.phases.seconds()
     result["seconds"] = {k: round(v - before.get(k, 0.0), 3) for k, v in now.items()}
     _write_json(folder / "result.json", result)
@@ -236,14 +233,14 @@ def _open_folder(config: RunConfig, folder: Path) -> None:
                 + "\n  ".join(differing)
                 + "\nset them back, or choose another run_dir"
             )
-        _check_steps(before, config)
+        _check_steps(before, config, folder)
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(dump(config), encoding="utf-8")
+    _write_text(path, dump(config))
     (folder / "README.md").write_text(_FOLDER_README, encoding="utf-8")
 
 
-def _check_steps(before: RunConfig, now: RunConfig) -> None:
-    """A stage's length may change only where its learning rates do not hang on it."""
+def _check_steps(before: RunConfig, now: RunConfig, folder: Path) -> None:
+    """A stage's length may change until it is done, if its learning rates do not hang on it."""
     for old, new in zip(before.stages, now.stages, strict=True):
         if isinstance(old, TrainStage) and isinstance(new, TrainStage) and old.steps != new.steps:
             schedule = new.optimizer.schedule
@@ -253,6 +250,11 @@ def _check_steps(before: RunConfig, now: RunConfig) -> None:
                     f"{schedule.type} schedule ends with the stage, so past steps would have had "
                     "other learning rates; set it back, or choose another run_dir (with "
                     "optimizer.schedule.total_steps set, steps may change later)"
+                )
+            if (folder / "stages" / new.name / "result.json").exists():
+                raise ValueError(
+                    f"stages.{new.name}.steps was {old.steps}, now {new.steps}, but the stage is "
+                    "done and is not run again; set it back, or choose another run_dir"
                 )
 
 
@@ -292,9 +294,15 @@ def _show(ctx: Context, summary: dict[str, Any]) -> None:
     for name in dict.fromkeys((stages[0], stages[-1])) if stages else ():
         lines = (ctx.stage_folder(name) / "output.jsonl").read_text(encoding="utf-8").splitlines()
         records = [json.loads(line) for line in lines[:3]]
-        shown = [(r["prompt"], r["completion"], r["verdict"]) for r in records]
+        shown = [(_tail(r["prompt"]), r["completion"], r["verdict"]) for r in records]
         ctx.console.samples(f"Answers: {name}", shown)
     ctx.console.message(f"run folder: {ctx.folder}")
+
+
+def _tail(prompt: str) -> str:
+    """The end of a prompt, where a rendered chat has its question."""
+    text = prompt.strip()
+    return text if len(text) <= _SHOWN_CHARACTERS else "…" + text[-_SHOWN_CHARACTERS:]
 
 
 def show_evaluations(ctx: Context, evaluations: list[dict[str, Any]]) -> None:
@@ -315,9 +323,13 @@ def show_evaluations(ctx: Context, evaluations: list[dict[str, Any]]) -> None:
 
 
 def _write_json(path: Path, value: Any) -> None:
+    _write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def _write_text(path: Path, text: str) -> None:
     """Writes the whole file or nothing."""
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
 
 

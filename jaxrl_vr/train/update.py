@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_vr.arrays import Max, Mean, Metrics, merge_metrics
+from jaxrl_vr.arrays import Max, Mean, Metric, Metrics, Min, merge_metrics
 from jaxrl_vr.losses.logprobs import token_logprobs
 from jaxrl_vr.models.params import Params
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.rollout.batch import Batch
-from jaxrl_vr.sharding import TRAIN_RULES, sharding_of
+from jaxrl_vr.sharding import TRAIN_RULES, place, sharding_of
 from jaxrl_vr.train.objectives import Numbers, Objective
 from jaxrl_vr.train.state import TrainState
 
@@ -77,7 +77,8 @@ def gradients(
         return loss, grad, metrics
 
     first = jax.tree.map(lambda a: a[0], batch)
-    zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(one, params, first))
+    loss, grad, metrics = jax.eval_shape(one, params, first)
+    nothing = (_zeros(loss), _zeros(grad), {k: _neutral(m) for k, m in metrics.items()})
 
     def add(carry: tuple[jax.Array, Params, Metrics], micro: Batch) -> tuple[Any, None]:
         def work() -> tuple[jax.Array, Params, Metrics]:
@@ -91,7 +92,22 @@ def gradients(
         # Batches are padded to few sizes with micro-batches of nothing; those cost nothing.
         return jax.lax.cond(jnp.any(micro.mask), work, lambda: carry), None
 
-    return jax.lax.scan(add, zero, batch)[0]
+    return jax.lax.scan(add, nothing, batch)[0]
+
+
+def _zeros(tree: Any) -> Any:
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
+
+
+def _neutral(metric: Metric) -> Metric:
+    """What merging leaves the other side of as it is."""
+    match metric:
+        case Mean():
+            return _zeros(metric)
+        case Min():
+            return Min(jnp.full(metric.value.shape, jnp.inf, metric.value.dtype))
+        case Max():
+            return Max(jnp.full(metric.value.shape, -jnp.inf, metric.value.dtype))
 
 
 def update(
@@ -187,11 +203,11 @@ class Learner:
     def place(self, batch: Batch) -> Batch:
         """The batch on the devices, rows and length split by the rules table."""
 
-        def one(a: Any) -> jax.Array:
-            axes = ("micro", "batch", "length")
-            return jax.device_put(a, sharding_of(axes, TRAIN_RULES, self._mesh, a.shape))
-
-        return jax.tree.map(one, batch)
+        axes = ("micro", "batch", "length")
+        shardings = jax.tree.map(
+            lambda a: sharding_of(axes, TRAIN_RULES, self._mesh, a.shape), batch
+        )
+        return place(batch, shardings)
 
     def update(
         self, state: TrainState, batch: Batch, numbers: Numbers, rates: Rates

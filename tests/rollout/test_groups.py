@@ -1,5 +1,8 @@
 """What is read off finished groups."""
 
+import dataclasses
+import math
+
 import numpy as np
 import pytest
 
@@ -125,3 +128,10 @@ def test_greedy_log_probs_are_those_of_temperature_one(temperature, expected):
     groups = [group(rollout(1, "right"), rollout(1, "wrong"))]
     found = trajectories(groups, np.ones((1, 2)), np.ones((1, 2), bool), temperature)
     assert {t.temperature for t in found} == {expected}
+
+
+def test_kept_mass_is_a_mean_over_sampled_tokens():
+    cut = dataclasses.replace(rollout(2, "right"), kept_mass=(math.log(0.5), math.log(0.75)))
+    found = group_metrics([group(cut, rollout(3, "wrong"))])
+    assert found["policy/kept_mass"].count == 2
+    assert found["policy/kept_mass"].sum == pytest.approx(1.25)
