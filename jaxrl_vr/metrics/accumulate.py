@@ -6,6 +6,7 @@ by their size. Not here: the names (metrics.names).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from jaxrl_vr.types import Max, Mean, Metric, Min
@@ -36,16 +37,26 @@ class Accumulator:
         self.add({name: Mean(float(value) * count if count else 0.0, count)})
 
     def result(self) -> dict[str, float]:
-        """Name -> value. A mean of nothing is left out."""
+        """Name -> value. A mean, smallest or largest of nothing is left out."""
         return {
             name: metric.sum / metric.count if isinstance(metric, Mean) else metric.value
             for name, metric in self._metrics.items()
-            if not (isinstance(metric, Mean) and metric.count == 0)
+            if not _is_empty(metric)
         }
 
     def reset(self) -> None:
         """Forgets everything."""
         self._metrics.clear()
+
+
+def _is_empty(metric: Metric) -> bool:
+    match metric:
+        case Mean():
+            return metric.count == 0
+        case Min():
+            return metric.value == math.inf
+        case Max():
+            return metric.value == -math.inf
 
 
 def _merge(name: str, old: Metric, new: Metric) -> Metric:

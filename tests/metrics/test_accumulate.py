@@ -78,3 +78,9 @@ def test_any_split_gives_the_mean_of_the_whole(parts):
         "low": min(whole),
         "high": max(whole),
     }
+
+
+def test_smallest_and_largest_of_nothing_are_left_out():
+    accumulator = Accumulator()
+    accumulator.add({"a/max": Max(-math.inf), "a/min": Min(math.inf), "b/max": Max(math.inf)})
+    assert accumulator.result() == {"b/max": math.inf}

@@ -20,6 +20,7 @@ from jaxrl_vr.train.optimizer import AdamW
 from jaxrl_vr.train.reward import ConstantLength, GroupNorm, SequenceMean, TokenMean
 from jaxrl_vr.train.state import create
 from jaxrl_vr.train.update import Learner, Rates, gradients, row_logprobs
+from jaxrl_vr.types import Max, Mean
 
 MODEL = Transformer(
     Architecture(
@@ -220,7 +221,10 @@ def test_nothing_to_train():
     batch = dataclasses.replace(batch, mask=np.zeros_like(batch.mask))
     loss, grad, metrics = found_on(mesh_of(), batch)
     assert loss == 0
-    assert not any(leaf.any() for leaf in jax.tree.leaves((grad, metrics)))
+    means = {k: m for k, m in metrics.items() if isinstance(m, Mean)}
+    largest = {k: m for k, m in metrics.items() if isinstance(m, Max)}
+    assert not any(leaf.any() for leaf in jax.tree.leaves((grad, means)))
+    assert means and largest and all(m.value == -np.inf for m in largest.values())
 
 
 def test_a_group_without_contrast_has_no_gradient():
