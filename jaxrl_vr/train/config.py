@@ -160,7 +160,7 @@ class Periodic(Config):
 class StageBase(Config):
     """What every stage has."""
 
-    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_.-]+$")
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")
     """Name of the stage, of its folder, and in `init` of later ones."""
     init: str = "previous"
     """Weights to start from: `previous`, `base` (those of [model]), a stage's name, or a path."""
