@@ -14,7 +14,17 @@ import jax.numpy as jnp
 
 from jaxrl_vr.types import Max, Mean, Metric, Metrics, Min
 
-__all__ = ["Max", "Mean", "Metric", "Metrics", "Min", "check", "merge_metrics", "pytree_dataclass"]
+__all__ = [
+    "Max",
+    "Mean",
+    "Metric",
+    "Metrics",
+    "Min",
+    "at_least_float32",
+    "check",
+    "merge_metrics",
+    "pytree_dataclass",
+]
 
 T = TypeVar("T")
 
@@ -59,6 +69,12 @@ def check(letters: str, /, **arrays: Any) -> dict[str, int]:
                 )
             first.setdefault(letter, name)
     return sizes
+
+
+def at_least_float32(x: Any) -> jax.Array:
+    """An array as floats that sums can be taken in: float64 stays, all else becomes float32."""
+    x = jnp.asarray(x)
+    return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
 
 
 def merge_metrics(a: Metrics, b: Metrics) -> Metrics:

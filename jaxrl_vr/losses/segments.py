@@ -1,0 +1,58 @@
+"""Sums over the sequences that share a packed row.
+
+B rows, T tokens of a row. A row without segment ids holds one sequence.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_vr.arrays import at_least_float32, check
+
+
+def segment_total(x: jax.Array, mask: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
+    """The sum over the masked tokens of each token's own sequence, at each of its tokens.
+
+    Args:
+      x: [B, T] float; what is masked out is never read.
+      mask: [B, T] bool, true where a token counts.
+      segment_ids: [B, T] int, from 0 to T, which sequence of its row a token belongs to. None: a
+        row is one sequence.
+
+    Returns:
+      [B, T] float32 (float64 for float64 input), also where the mask is false.
+
+    >>> x, mask = jnp.array([[1.0, 2.0, 4.0]]), jnp.ones((1, 3), bool)
+    >>> segment_total(x, mask, jnp.array([[1, 1, 2]])).tolist()
+    [[3.0, 3.0, 4.0]]
+    """
+    check("BT, BT, BT", x=x, mask=mask, segment_ids=segment_ids)
+    kept = jnp.where(mask, at_least_float32(x), 0.0)
+    if segment_ids is None:
+        return jnp.broadcast_to(jnp.sum(kept, axis=1, keepdims=True), kept.shape)
+
+    def of_row(kept: jax.Array, ids: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(kept, ids, num_segments=ids.shape[0] + 1)[ids]
+
+    return jax.vmap(of_row)(kept, segment_ids)
+
+
+def segment_mean(x: jax.Array, mask: jax.Array, segment_ids: jax.Array | None = None) -> jax.Array:
+    """The mean over the masked tokens of each token's own sequence, at each of its tokens.
+
+    Args:
+      x: [B, T] float; what is masked out is never read.
+      mask: [B, T] bool, true where a token counts.
+      segment_ids: [B, T] int, from 0 to T; None: a row is one sequence.
+
+    Returns:
+      [B, T] float32 (float64 for float64 input); 0 for a sequence without a masked token.
+
+    >>> x, mask = jnp.array([[1.0, 2.0, 4.0]]), jnp.ones((1, 3), bool)
+    >>> segment_mean(x, mask, jnp.array([[1, 1, 2]])).tolist()
+    [[1.5, 1.5, 4.0]]
+    """
+    total = segment_total(x, mask, segment_ids)
+    count = segment_total(mask.astype(total.dtype), mask, segment_ids)
+    return total / jnp.maximum(count, 1.0)
