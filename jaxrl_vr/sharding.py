@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from pydantic import Field, model_validator
 
 from jaxrl_vr.config import Config
@@ -107,7 +107,10 @@ def _working_mesh(sizes: Mapping[str, int], num_devices: int) -> str:
 
 
 def spec(
-    axes: Sequence[str | None], rules: Rules, mesh: Mesh, shape: Sequence[int] | None = None
+    axes: Sequence[str | None],
+    rules: Rules,
+    mesh: Mesh | AbstractMesh,
+    shape: Sequence[int] | None = None,
 ) -> PartitionSpec:
     """How an array with these logical axes is split over `mesh`.
 
@@ -141,7 +144,7 @@ def spec(
     return PartitionSpec(*entries)
 
 
-def _mesh_axes(axis: str | None, rules: Rules, mesh: Mesh) -> tuple[str, ...]:
+def _mesh_axes(axis: str | None, rules: Rules, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     if axis is None:
         return ()
     if axis not in rules:
@@ -162,6 +165,35 @@ def sharding_of(
 ) -> NamedSharding:
     """`spec` on its mesh."""
     return NamedSharding(mesh, spec(axes, rules, mesh, shape))
+
+
+def constrain(x: jax.Array, axes: Sequence[str | None], rules: Rules = TRAIN_RULES) -> jax.Array:
+    """Places an array of a computation by the rules, on the mesh that is set (`jax.set_mesh`).
+
+    Without a mesh of ours, as when a model is used in other code, it returns `x` as it is.
+    """
+    mesh = _set_mesh()
+    if mesh is None:
+        return x
+    return jax.lax.with_sharding_constraint(x, spec(axes, rules, mesh, x.shape))
+
+
+def num_shards(
+    axes: Sequence[str | None], shape: Sequence[int], rules: Rules = TRAIN_RULES
+) -> tuple[int, ...]:
+    """Into how many parts the rules split each dimension on the mesh that is set; 1 without one."""
+    mesh = _set_mesh()
+    if mesh is None:
+        return (1,) * len(shape)
+    entries = tuple(spec(axes, rules, mesh, shape))
+    names = [(e,) if isinstance(e, str) else e or () for e in entries]
+    names += [()] * (len(shape) - len(names))
+    return tuple(math.prod(mesh.shape[name] for name in of_axis) for of_axis in names)
+
+
+def _set_mesh() -> AbstractMesh | None:
+    mesh = jax.sharding.get_abstract_mesh()
+    return mesh if set(MESH_AXES) <= set(mesh.axis_names) else None
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -3,7 +3,7 @@
 The sampler and the learner both take their log-probs from here: log_softmax(logits / T), from a
 float32 product with explicit precision.
 
-N tokens, D model width, V vocabulary.
+N tokens, R shards of them, D model width, V vocabulary.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def token_logprob(logits: jax.Array, token: jax.Array) -> jax.Array:
     [-1.3863]
     """
     check("NV, N", logits=logits, token=token)
-    chosen = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
-    return chosen - jax.nn.logsumexp(logits, axis=1)
+    above, logsumexp = _above_peak(logits)
+    return _at_token(above, token) - logsumexp[:, 0]
 
 
 def token_logprobs(
@@ -73,6 +73,7 @@ def token_logprobs(
     mask: jax.Array | None = None,
     *,
     chunk: int | None = None,
+    shards: int = 1,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-prob of each token and entropy of its distribution; `[N, V]` never exists.
 
@@ -89,10 +90,16 @@ def token_logprobs(
       temperature: [N] float32, above 0; carries no gradient.
       mask: [N] bool, true where a log-prob is wanted; elsewhere both results are 0, without
         gradient. None: everywhere.
-      chunk: tokens at a time; None: as many as keep a chunk's logits near 64 MiB.
+      chunk: tokens of a shard at a time; None: as many as keep a chunk's logits near 64 MiB.
+      shards: equal contiguous parts of the N tokens, each moved, cut and summed by itself. Set it
+        to the number of devices that the tokens are split over: each then works on its own part,
+        and the head's gradient crosses the network once.
 
     Returns:
       logp [N] float32 and entropy [N] float32 in nats.
+
+    Raises:
+      ValueError: shapes differ, or N is no multiple of `shards`.
 
     >>> logp, entropy = token_logprobs(
     ...     jnp.zeros((1, 2)), jnp.ones((4, 2)), jnp.array([0]), jnp.ones(1))
@@ -103,23 +110,58 @@ def token_logprobs(
         "ND, VD, N, N, N", hidden=hidden, head=head, token=token, temperature=temperature, mask=mask
     )
     num_tokens = sizes["N"]
+    if num_tokens % shards:
+        raise ValueError(
+            f"shards = {shards} does not divide the {num_tokens} tokens; pad them, or lower shards"
+        )
+    part = num_tokens // shards
     if chunk is None:
         chunk = max(1, _CHUNK_ELEMENTS // sizes["V"])
-    chunk = min(chunk, num_tokens)
+    chunk = max(1, min(chunk, part))
     is_wanted = jnp.ones(num_tokens, bool) if mask is None else jnp.asarray(mask)
+    arrays = (hidden, token, temperature, is_wanted)
+    split = [jnp.asarray(a).reshape(shards, part, *a.shape[1:]) for a in arrays]  # N -> R, n
     # Wanted tokens first, in their order; in the place of the others, as of the padding to whole
     # chunks, an index out of bounds: zeros are read there, so that no value of theirs, NaN maybe,
     # meets a product with 0 in the backward pass.
-    order = jnp.argsort(~is_wanted, stable=True)
-    order = jnp.where(is_wanted[order], order, num_tokens)
-    order = jnp.pad(order, (0, -num_tokens % chunk), constant_values=num_tokens)
-    arrays = (hidden, token, temperature, is_wanted)
-    filled = [jnp.asarray(a).at[order].get(mode="fill", fill_value=0) for a in arrays]
+    order = jnp.argsort(~split[3], axis=1, stable=True)
+    order = jnp.where(jnp.take_along_axis(split[3], order, axis=1), order, part)
+    order = jnp.pad(order, ((0, 0), (0, -part % chunk)), constant_values=part)
+    filled = [jax.vmap(_take_or_zero)(a, order) for a in split]
     filled[2] = jnp.where(filled[3], filled[2], 1.0)  # padding divides by it
     outputs: Any = _chunked(filled[0], head, *filled[1:], chunk)
-    back = jnp.zeros(num_tokens, jnp.float32)
-    logp, entropy = (back.at[order].set(a, mode="drop") for a in outputs)
+    back = jnp.zeros((shards, part), jnp.float32)
+    logp, entropy = (jax.vmap(_put_or_drop)(back, order, a).reshape(-1) for a in outputs)
     return logp, entropy
+
+
+def _take_or_zero(array: jax.Array, order: jax.Array) -> jax.Array:
+    return array.at[order].get(mode="fill", fill_value=0)
+
+
+def _put_or_drop(array: jax.Array, order: jax.Array, values: jax.Array) -> jax.Array:
+    return array.at[order].set(values, mode="drop")
+
+
+def _above_peak(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """[N, V] logits less each row's largest, and [N, 1] the log-sum-exp of what is left.
+
+    Differences of the two keep the digits of likely tokens and of small entropies, which are lost
+    beside large logits.
+    """
+    above = logits - jax.lax.stop_gradient(jnp.max(logits, axis=1, keepdims=True))
+    return above, jnp.log(jnp.sum(jnp.exp(above), axis=1, keepdims=True))
+
+
+def _is_token(logits: jax.Array, token: jax.Array) -> jax.Array:
+    """[N, V] bool, true at the token."""
+    return jax.lax.broadcasted_iota(token.dtype, logits.shape, 1) == token[:, None]
+
+
+def _at_token(logits: jax.Array, token: jax.Array) -> jax.Array:
+    """[N, V] -> [N]. A sum over the vocabulary and no gather: where devices share the vocabulary,
+    a gather would bring all logits to each of them."""
+    return jnp.sum(jnp.where(_is_token(logits, token), logits, 0.0), axis=1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -131,22 +173,25 @@ def _chunked(
     is_wanted: jax.Array,
     chunk: int,
 ) -> tuple[jax.Array, jax.Array]:
+    """R shards of n tokens: hidden [R, n, D], the others [R, n]; returns [R, n] twice."""
+
     def one(inputs):
         hidden, token, temperature, is_wanted = inputs
 
         def compute():
-            logits = scaled_logits(hidden, head, temperature)
-            logsumexp = jax.nn.logsumexp(logits, axis=1)
-            probs = jnp.exp(logits - logsumexp[:, None])
-            entropy = logsumexp - jnp.sum(probs * logits, axis=1)
-            logp = token_logprob(logits, token)
+            above, logsumexp = _above_peak(scaled_logits(hidden, head, temperature))
+            logsumexp = logsumexp[:, 0]
+            entropy = logsumexp - jnp.sum(jnp.exp(above) * above, axis=1) / jnp.exp(logsumexp)
+            logp = _at_token(above, token) - logsumexp
             return jnp.where(is_wanted, logp, 0.0), jnp.where(is_wanted, entropy, 0.0)
 
-        zeros = jnp.zeros(chunk, jnp.float32)
+        zeros = jnp.zeros(token.shape, jnp.float32)
         return jax.lax.cond(jnp.any(is_wanted), compute, lambda: (zeros, zeros))
 
-    logp, entropy = jax.lax.map(one, _split((hidden, token, temperature, is_wanted), chunk))
-    return logp.reshape(-1), entropy.reshape(-1)
+    shards = hidden.shape[0]
+    found = jax.lax.map(one, _split((hidden, token, temperature, is_wanted), chunk))
+    logp, entropy = (_join(a, shards) for a in found)
+    return logp, entropy
 
 
 def _forward(hidden, head, token, temperature, is_wanted, chunk):
@@ -156,42 +201,61 @@ def _forward(hidden, head, token, temperature, is_wanted, chunk):
 
 def _backward(chunk, saved, cotangents):
     hidden, head, token, temperature, is_wanted = saved
+    shards = hidden.shape[0]
     product = functools.partial(
         jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
     )
+
+    def by_shard(grad, hidden):
+        if shards == 1:  # without a batch axis: a third faster on CPU
+            return product("NV,ND->VD", grad, hidden)[None]
+        grad, hidden = (a.reshape(shards, chunk, -1) for a in (grad, hidden))  # N -> R, n
+        return product("RNV,RND->RVD", grad, hidden)
 
     def one(head_grad, inputs):
         hidden, token, temperature, is_wanted, logp_grad, entropy_grad = inputs
 
         def compute():
-            logits = scaled_logits(hidden, head, temperature)
-            log_probs = jax.nn.log_softmax(logits, axis=1)
+            above, logsumexp = _above_peak(scaled_logits(hidden, head, temperature))
+            log_probs = above - logsumexp
             probs = jnp.exp(log_probs)
             entropy = -jnp.sum(probs * log_probs, axis=1)
             # d logp / d z = onehot - p;  d H / d z = -p (log p + H)
-            grad = -probs * (
+            grad = jnp.where(_is_token(above, token), logp_grad[:, None], 0.0) - probs * (
                 logp_grad[:, None] + entropy_grad[:, None] * (log_probs + entropy[:, None])
             )
-            grad = grad.at[jnp.arange(chunk), token].add(logp_grad)
             grad = jnp.where(is_wanted[:, None], grad / temperature[:, None], 0.0)
             # The float32 operand is cast to the model's dtype only for the product, so that a
             # bf16 model multiplies in bf16; sums stay in float32.
             grad = grad.astype(head.dtype)
             hidden_grad = product("NV,VD->ND", grad, head).astype(hidden.dtype)
-            return head_grad + product("NV,ND->VD", grad, hidden), hidden_grad
+            return head_grad + by_shard(grad, hidden), hidden_grad
 
         return jax.lax.cond(
             jnp.any(is_wanted), compute, lambda: (head_grad, jnp.zeros_like(hidden))
         )
 
     inputs = _split((hidden, token, temperature, is_wanted, *cotangents), chunk)
-    head_grad, hidden_grad = jax.lax.scan(one, jnp.zeros(head.shape, jnp.float32), inputs)
-    hidden_grad = hidden_grad.reshape(hidden.shape)  # chunks, N -> all N
-    return hidden_grad, head_grad.astype(head.dtype), None, jnp.zeros_like(temperature), None
+    # A sum for each shard, so that devices add theirs up once and not for every chunk.
+    nothing = jnp.zeros((shards, *head.shape), jnp.float32)
+    head_grad, hidden_grad = jax.lax.scan(one, nothing, inputs)
+    head_grad = jnp.sum(head_grad, axis=0).astype(head.dtype)
+    return _join(hidden_grad, shards), head_grad, None, jnp.zeros_like(temperature), None
 
 
 def _split(arrays, chunk):
-    return jax.tree.map(lambda a: a.reshape(-1, chunk, *a.shape[1:]), arrays)  # N -> chunks, N
+    def one(a):  # R, n -> chunks, N, the tokens of a shard next to each other
+        shards, n, *rest = a.shape
+        a = a.reshape(shards, n // chunk, chunk, *rest).swapaxes(0, 1)
+        return a.reshape(n // chunk, shards * chunk, *rest)
+
+    return jax.tree.map(one, arrays)
+
+
+def _join(a, shards):
+    num_chunks, tokens, *rest = a.shape
+    a = a.reshape(num_chunks, shards, tokens // shards, *rest).swapaxes(0, 1)
+    return a.reshape(shards, -1, *rest)  # chunks, N -> R, n
 
 
 _chunked.defvjp(_forward, _backward)

@@ -21,9 +21,15 @@ from jaxrl_vr.arrays import check, pytree_dataclass
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.attention import attention, segment_mask
 from jaxrl_vr.models.params import Params, declare
+from jaxrl_vr.sharding import constrain
 
 Remat = Literal["none", "block"]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+# Axes of the residual stream. Said in the learner's pass because, left alone with parameters that
+# are split over `fsdp`, the compiler replicates the stream: every device then computes every row
+# (seen in the compiled products, which had all rows).
+_STREAM = ("batch", "length", None)
 
 
 @pytree_dataclass
@@ -129,11 +135,14 @@ class Transformer:
             return attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask)
 
         def step(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
-            return block(self.arch, self._cast(weights), x, rotary, attend), None
+            x = block(self.arch, self._cast(weights), x, rotary, attend)
+            return constrain(x, _STREAM), None
 
         if self.remat == "block":
             step = jax.checkpoint(step)
-        x = params["embed"][tokens].astype(self.dtype)
+        # Whole rows of the table first: a lookup in one split over `fsdp` replicates its result.
+        table = constrain(params["embed"].astype(self.dtype), ("vocab", None))
+        x = constrain(table[tokens], _STREAM)
         x, _ = jax.lax.scan(step, x, params["layers"])
         return rms_norm(x, self._cast(params["norm"]), self.arch.norm_eps)
 

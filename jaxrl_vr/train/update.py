@@ -17,7 +17,7 @@ from jaxrl_vr.losses.logprobs import token_logprobs
 from jaxrl_vr.models.params import Params
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.rollout.batch import Batch
-from jaxrl_vr.sharding import TRAIN_RULES, place, sharding_of
+from jaxrl_vr.sharding import TRAIN_RULES, num_shards, place, sharding_of
 from jaxrl_vr.train.objectives import Numbers, Objective
 from jaxrl_vr.train.state import TrainState
 
@@ -41,17 +41,33 @@ def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array,
       logp and entropy, each [b, T] float32; 0 where the mask is false.
     """
     hidden = model.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
-    b, T, D = hidden.shape
+    # hidden[:, t] gives the token at t + 1; the last of a row gives none.
+    of_next = jax.tree.map(
+        lambda a: jnp.pad(a[:, 1:], ((0, 0), (0, 1)), constant_values=0),
+        (batch.tokens, batch.temperature, batch.mask),
+    )
+    shards = num_shards(("batch", "length"), batch.tokens.shape)
     with jax.named_scope("head"):
-        logp, entropy = token_logprobs(
-            hidden[:, :-1].reshape(b * (T - 1), D),  # b, T - 1 -> N
-            model.head(params),
-            batch.tokens[:, 1:].reshape(-1),
-            batch.temperature[:, 1:].reshape(-1),
-            batch.mask[:, 1:].reshape(-1),
+        arrays = [_to_shards(a, shards) for a in (hidden, *of_next)]
+        found = token_logprobs(
+            arrays[0], model.head(params), *arrays[1:], shards=shards[0] * shards[1]
         )
-    pad = ((0, 0), (1, 0))
-    return jnp.pad(logp.reshape(b, T - 1), pad), jnp.pad(entropy.reshape(b, T - 1), pad)
+    logp, entropy = (_from_shards(a, batch.tokens.shape, shards) for a in found)
+    return jnp.roll(logp, 1, axis=1), jnp.roll(entropy, 1, axis=1)
+
+
+def _to_shards(a: jax.Array, shards: tuple[int, int]) -> jax.Array:
+    """[b, T, ...] -> [N, ...], the tokens of a device next to each other."""
+    rows, length = shards
+    b, T, *rest = a.shape
+    a = a.reshape(rows, b // rows, length, T // length, *rest)
+    return a.swapaxes(1, 2).reshape(b * T, *rest)
+
+
+def _from_shards(a: jax.Array, shape: tuple[int, int], shards: tuple[int, int]) -> jax.Array:
+    """[N] -> [b, T]."""
+    (b, T), (rows, length) = shape, shards
+    return a.reshape(rows, length, b // rows, T // length).swapaxes(1, 2).reshape(b, T)
 
 
 def micro_loss(
@@ -215,8 +231,10 @@ class Learner:
         """One optimizer step; `state` is donated."""
         if self._shardings is None:
             self._shardings = jax.tree.map(lambda a: a.sharding, state)
-        return self._update(state, batch, dict(numbers), rates)
+        with jax.set_mesh(self._mesh):
+            return self._update(state, batch, dict(numbers), rates)
 
     def score(self, params: Params, batch: Batch) -> jax.Array:
         """Log-prob of every token, [M, b, T] float32, 0 in micro-batches that hold nothing."""
-        return self._score(params, batch)
+        with jax.set_mesh(self._mesh):
+            return self._score(params, batch)

@@ -22,7 +22,7 @@ MASK = np.array([True, False, True, True, False, False, True])
 # Weights of the two results, so that every gradient differs.
 UP = RNG.normal(size=(2, N)).astype(np.float32)
 
-OURS = jax.jit(token_logprobs, static_argnames="chunk")
+OURS = jax.jit(token_logprobs, static_argnames=("chunk", "shards"))
 
 
 def plain(hidden, head, token, temperature, mask=None):
@@ -39,7 +39,8 @@ def total(hidden, head, mask=None, up=UP, *, function=token_logprobs, **chunk):
     return jnp.sum(up[0] * logp + up[1] * entropy)
 
 
-GRAD = jax.jit(jax.value_and_grad(total, argnums=(0, 1)), static_argnames=("function", "chunk"))
+STATIC = ("function", "chunk", "shards")
+GRAD = jax.jit(jax.value_and_grad(total, argnums=(0, 1)), static_argnames=STATIC)
 
 
 def test_by_hand():
@@ -79,6 +80,29 @@ def test_gradient_equals_that_of_the_definition(chunk, mask):
     expected = GRAD(HIDDEN, HEAD, mask, UP, function=plain)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, found, expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, None])
+@pytest.mark.parametrize("shards", [2, 4])
+def test_shards_change_nothing(shards, chunk):
+    def twelve(x):
+        return np.concatenate([x, x[..., : 12 - N]], axis=-1)
+
+    hidden, token, temperature = (np.concatenate([x, x[:5]]) for x in (HIDDEN, TOKEN, TEMPERATURE))
+    mask, up = twelve(MASK), twelve(UP)
+
+    def of(hidden, head, shards):
+        found = token_logprobs(hidden, head, token, temperature, mask, chunk=chunk, shards=shards)
+        return jnp.sum(up[0] * found[0] + up[1] * found[1]), found
+
+    compute = jax.jit(jax.value_and_grad(of, (0, 1), has_aux=True), static_argnums=2)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, compute(hidden, HEAD, shards), compute(hidden, HEAD, 1))
+
+
+def test_shards_must_divide():
+    with pytest.raises(ValueError, match="shards = 2 does not divide the 7 tokens"):
+        token_logprobs(HIDDEN, HEAD, TOKEN, TEMPERATURE, MASK, shards=2)
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["logp", "entropy"])

@@ -104,7 +104,9 @@ def found_on(mesh, batch, objective=PPO_CLIP, **numbers):
     """Loss, gradient and metrics of a whole batch."""
     placed = learner_on(mesh).place(batch)
     numbers = NUMBERS | numbers
-    return jax.device_get(GRADIENTS(params_on(mesh), MODEL, objective.function, placed, numbers))
+    with jax.set_mesh(mesh):
+        found = GRADIENTS(params_on(mesh), MODEL, objective.function, placed, numbers)
+    return jax.device_get(found)
 
 
 @functools.cache
@@ -192,6 +194,19 @@ MESHES = {
 def test_sharding_does_not_matter(sizes, shape):
     batch = batch_of(ROLLOUTS, shape)
     assert_same(found_on(mesh_of(8, **sizes), batch), baseline(), batch)
+
+
+@pytest.mark.parametrize("sizes, shape", MESHES.values(), ids=MESHES.keys())
+def test_devices_share_the_work(sizes, shape):
+    # Each device computes its part and no more: else a larger mesh would only use more power.
+    def flops(mesh):
+        batch = learner_on(mesh).place(batch_of(ROLLOUTS, shape))
+        arguments = (params_on(mesh), MODEL, PPO_CLIP.function, batch, NUMBERS)
+        with jax.set_mesh(mesh):
+            return GRADIENTS.lower(*arguments).compile().cost_analysis()["flops"]
+
+    # Norms and softmaxes are not split over `tensor`.
+    assert 8 * flops(mesh_of(8, **sizes)) < 1.15 * flops(mesh_of())
 
 
 def test_micro_batches_of_padding_change_nothing():
