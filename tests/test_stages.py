@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from inprocess import MODEL, call, config, evaluation, rl, sft, train
+from inprocess import MODEL, ONES, call, config, evaluation, rl, sft, train
 
 from jaxrl_vr.checkpoint import load_arrays, parameter_hash
 from jaxrl_vr.config import load
@@ -40,17 +40,27 @@ def export(name, *, more=""):
 
 def test_init_is_previous_base_a_stage_or_a_path(tmp_path):
     nothing = {"steps": 0}
+    # One problem, because each stage has its own order of data.
+    (tmp_path / "one.jsonl").write_text('{"q": "1+1=", "a": ">2"}\n')
+    data = f"""
+[[data]]
+name = "one"
+type = "jsonl"
+path = "{tmp_path}/one.jsonl"
+fields = {{ prompt = "q", completion = "a" }}
+"""
     path = config(
         tmp_path,
-        sft("first"),
+        sft("first", data="one"),
         sft("of_previous", **nothing),
         sft("of_base", **nothing, more='init = "base"'),
-        sft("second", more='init = "base"'),
+        sft("second", data="one", more='init = "base"'),
         evaluation("look"),
         sft("of_previous_that_trained", **nothing),
         sft("of_first", **nothing, more='init = "first"'),
         export("folder", more=f'init = "first"\npath = "{tmp_path}/folder"'),
         sft("of_path", **nothing, more=f'init = "{tmp_path}/folder"'),
+        data=ONES + data,
     )
     summary = train(path)
     found = {s["stage"]: s.get("parameter_hash") for s in summary["stages"]}
@@ -67,11 +77,11 @@ def test_init_is_previous_base_a_stage_or_a_path(tmp_path):
 
 def test_the_reference_is_what_the_stage_started_from(tmp_path):
     # At its first step a policy is its own reference: the KL is 0, whatever came before.
-    path = config(tmp_path, sft("first"), rl("grpo", steps=2, more="kl = { coef = 0.1 }"), data=ODD)
+    path = config(tmp_path, sft("first"), rl("grpo", steps=4, more="kl = { coef = 0.1 }"), data=ODD)
     train(path)
     steps = [m for m in lines(tmp_path / "run" / "metrics.jsonl") if m["stage"] == "grpo"]
     assert steps[0]["policy/kl"] == pytest.approx(0.0, abs=1e-6)
-    assert steps[1]["policy/kl"] > 1e-5
+    assert max(step["policy/kl"] for step in steps) > 1e-5
 
 
 def test_export_by_stage_and_by_command(tmp_path, capsys):
@@ -212,6 +222,24 @@ def nll(path, text):
         hidden[0, :-1], model.head(weights), tokens[0, 1:], ones, ones.astype(bool)
     )
     return np.array([0.0, *-np.asarray(logp)])
+
+
+def test_stages_see_the_same_source_in_different_orders(tmp_path):
+    # From the same weights, so that the order of data and the sampling keys are all that differs.
+    path = config(tmp_path, rl("one"), rl("other", more='init = "base"'))
+    train(path)
+    rollouts = [
+        lines(tmp_path / f"run/stages/{name}/rollouts/step-000001.jsonl")
+        for name in ("one", "other")
+    ]
+    prompts = [{line["prompt"] for line in of_stage} for of_stage in rollouts]
+    assert len(prompts[0]) == len(prompts[1]) == 4
+    assert prompts[0] != prompts[1]
+    settings = load(RunConfig, [path])
+    seeds = [settings.stage_seed(stage) for stage in settings.stages]
+    assert len(set(seeds)) == 2 and all(0 <= seed < 2**32 for seed in seeds)
+    again = load(RunConfig, [path], ["seed=1"])
+    assert not set(seeds) & {again.stage_seed(stage) for stage in again.stages}
 
 
 # Updates

@@ -6,6 +6,7 @@ what puts them together: model, named data and tasks, stages, and the rules betw
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -417,6 +418,15 @@ class RunConfig(Config):
     def sources(self, names: Sequence[str]) -> list[Any]:
         """The data sources of these names."""
         return [next(s for s in self.data if s.name == name) for name in names]
+
+    def stage_seed(self, stage: StageBase) -> int:
+        """Decides a stage's order of data and its sampling, 32 bits.
+
+        Each stage has its own, else two that use one source would see the same problems in the
+        same order.
+        """
+        text = f"{self.seed}/{stage.name}".encode()
+        return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())
 
     def task(self, name: str) -> Task:
         """The task of this name."""

@@ -37,7 +37,7 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
         ctx.sources(stage.data),
         ctx.tokenizer,
         max_prompt_tokens=max_prompt,
-        seed=ctx.config.seed,
+        seed=ctx.config.stage_seed(stage),
     )
     ctx.report_dropped(stage.name, mixture.dropped, max_prompt)
     steps = _Steps(ctx, stage, max_prompt)
@@ -88,7 +88,7 @@ class _Steps:
                 prompts,
                 stage.samples,
                 ctx.sampling(stage.sampling),
-                key=(ctx.config.seed, step),
+                key=(ctx.config.stage_seed(stage), step),
                 decode=ctx.decode,
                 progress=progress,
             )
@@ -103,7 +103,8 @@ class _Steps:
         ctx, stage = self._ctx, self._stage
         reward, valid = rewards(groups)
         if stage.control == "shuffled_rewards":
-            order = np.random.default_rng((ctx.config.seed, step)).permutation(reward.size)
+            seed = (ctx.config.stage_seed(stage), step)
+            order = np.random.default_rng(seed).permutation(reward.size)
             reward = reward.reshape(-1)[order].reshape(reward.shape)
             valid = valid.reshape(-1)[order].reshape(valid.shape)
         adv = stage.advantage(reward, valid)

@@ -24,7 +24,7 @@ def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
         ctx.tokenizer,
         loss_on=stage.loss_on,
         max_tokens=max_tokens,
-        seed=ctx.config.seed,
+        seed=ctx.config.stage_seed(stage),
     )
     ctx.report_dropped(stage.name, mixture.dropped, max_tokens)
     shape = Shape(stage.micro.row_length or max_tokens, stage.micro.rows)

@@ -46,27 +46,24 @@ def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array,
         lambda a: jnp.pad(a[:, 1:], ((0, 0), (0, 1)), constant_values=0),
         (batch.tokens, batch.temperature, batch.mask),
     )
-    shards = num_shards(("batch", "length"), batch.tokens.shape)
+    rows, length = num_shards(("batch", "length"), batch.tokens.shape)
     with jax.named_scope("head"):
-        arrays = [_to_shards(a, shards) for a in (hidden, *of_next)]
-        found = token_logprobs(
-            arrays[0], model.head(params), *arrays[1:], shards=shards[0] * shards[1]
-        )
-    logp, entropy = (_from_shards(a, batch.tokens.shape, shards) for a in found)
+        arrays = [_to_shards(a, rows, length) for a in (hidden, *of_next)]
+        found = token_logprobs(arrays[0], model.head(params), *arrays[1:], shards=rows * length)
+    b, T = batch.tokens.shape
+    logp, entropy = (_from_shards(a, b, T, rows, length) for a in found)
     return jnp.roll(logp, 1, axis=1), jnp.roll(entropy, 1, axis=1)
 
 
-def _to_shards(a: jax.Array, shards: tuple[int, int]) -> jax.Array:
+def _to_shards(a: jax.Array, rows: int, length: int) -> jax.Array:
     """[b, T, ...] -> [N, ...], the tokens of a device next to each other."""
-    rows, length = shards
     b, T, *rest = a.shape
     a = a.reshape(rows, b // rows, length, T // length, *rest)
     return a.swapaxes(1, 2).reshape(b * T, *rest)
 
 
-def _from_shards(a: jax.Array, shape: tuple[int, int], shards: tuple[int, int]) -> jax.Array:
+def _from_shards(a: jax.Array, b: int, T: int, rows: int, length: int) -> jax.Array:
     """[N] -> [b, T]."""
-    (b, T), (rows, length) = shape, shards
     return a.reshape(rows, length, b // rows, T // length).swapaxes(1, 2).reshape(b, T)
 
 
