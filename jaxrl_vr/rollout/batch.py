@@ -31,8 +31,9 @@ class Batch:
     old_logp: jax.Array  # [M, b, T] float32, under the policy the ratio is taken against
     sampler_logp: jax.Array  # [M, b, T] float32, as the sampler reported it
     ref_logp: jax.Array | None  # [M, b, T] float32, under the reference; None: no reference
+    old_value: jax.Array | None  # [M, b, T] float32, the critic's before the step; None: no critic
+    returns: jax.Array | None  # [M, b, T] float32, what values are trained towards; None: no critic
     temperature: jax.Array  # [M, b, T] float32
-    group: jax.Array  # [M, b, T] int32, which group of the step
     version: jax.Array  # [M, b, T] int32, version of the weights that sampled the token
 
 
@@ -43,10 +44,14 @@ class Trajectory:
     token_ids: np.ndarray  # [n] int
     mask: np.ndarray  # [n] bool; the first token of a sequence has no log-prob and cannot train
     logp: np.ndarray | None = None  # [n] float32, as the sampler reported it; None: not sampled
+    old_logp: np.ndarray | None = None  # [n] float32, under the old policy; None: the sampler's
+    ref_logp: np.ndarray | None = None  # [n] float32, under the reference
+    old_value: np.ndarray | None = None  # [n] float32, the critic's
+    returns: np.ndarray | None = None  # [n] float32, what values are trained towards
     version: np.ndarray | None = None  # [n] int
-    adv: float = 0.0
+    adv: float | np.ndarray = 0.0  # of every token, or [n] of each
     temperature: float = 1.0
-    group: int = 0
+    group: int = 0  # which group of the step
 
     @property
     def num_trained(self) -> int:
@@ -111,46 +116,95 @@ def build(trajectories: Sequence[Trajectory], weight: np.ndarray, shape: Shape) 
       shape: rows and their length.
 
     Returns:
-      A batch of numpy arrays; `old_logp` is the sampler's, `ref_logp` is None.
+      A batch of numpy arrays; an optional one is None where no trajectory has it.
 
     Raises:
-      ValueError: no sequence, one that does not fit a row, or one whose first token trains.
+      ValueError: no sequence, one that does not fit a row, one whose first token trains, or one
+        that lacks an optional array which another has.
     """
     if not trajectories:
         raise ValueError("build: no trajectories; an optimizer step needs at least one")
-    rows = pack([len(t.token_ids) for t in trajectories], shape.row_length)
+    for i, t in enumerate(trajectories):
+        if t.mask[0]:
+            raise ValueError(f"trajectory {i}: its first token trains, but has no log-prob")
+    num_micro, places = _places([len(t.token_ids) for t in trajectories], shape)
+
+    def packed(of_each: Sequence[Any], dtype: Any, empty: float = 0) -> Any:
+        rows = np.full((num_micro * shape.rows, shape.row_length), empty, dtype)
+        for place, values in zip(places, of_each, strict=True):
+            rows[place] = values
+        return rows.reshape(num_micro, shape.rows, shape.row_length)  # M b, T -> M, b, T
+
+    def optional(name: str) -> Any:
+        found = [getattr(t, name) for t in trajectories]
+        missing = [i for i, values in enumerate(found) if values is None]
+        if len(missing) == len(found):
+            return None
+        if missing:
+            raise ValueError(f"trajectory {missing[0]}: has no {name}, but others have")
+        return packed(found, np.float32)
+
+    def each(name: str) -> list[Any]:
+        found = [getattr(t, name) for t in trajectories]
+        return [0 if values is None else values for values in found]
+
+    sampler_logp = packed(each("logp"), np.float32)
+    old_logp = optional("old_logp")
+    masks = [t.mask for t in trajectories]
+    return Batch(
+        tokens=packed(each("token_ids"), np.int32),
+        positions=packed([np.arange(len(m)) for m in masks], np.int32),
+        segment_ids=packed(_segments(places), np.int32),
+        mask=packed(masks, bool),
+        weight=packed(
+            [np.where(m, w, 0.0) for m, w in zip(masks, weight, strict=True)], np.float32
+        ),
+        adv=packed(each("adv"), np.float32),
+        old_logp=sampler_logp if old_logp is None else old_logp,
+        sampler_logp=sampler_logp,
+        ref_logp=optional("ref_logp"),
+        old_value=optional("old_value"),
+        returns=optional("returns"),
+        temperature=packed(each("temperature"), np.float32, 1),
+        version=packed(each("version"), np.int32),
+    )
+
+
+def unpack(array: np.ndarray, lengths: Sequence[int], shape: Shape) -> list[np.ndarray]:
+    """The values of each sequence, out of an array that lies like the batch that `build` made.
+
+    Args:
+      array: [M, b, T].
+      lengths: tokens of each sequence, in the order that `build` got them.
+      shape: as `build` got it.
+
+    Returns:
+      An array [n] for each sequence.
+    """
+    _, places = _places(lengths, shape)
+    rows = array.reshape(-1, shape.row_length)  # M, b, T -> M b, T
+    return [rows[place] for place in places]
+
+
+_Place = tuple[int, slice]  # row over all micro-batches, and tokens of it
+
+
+def _places(lengths: Sequence[int], shape: Shape) -> tuple[int, list[_Place]]:
+    """Number of micro-batches, and where each sequence lies."""
+    rows = pack(lengths, shape.row_length)
     num_micro = -(-len(rows) // shape.rows)
-    num_micro = 1 << (num_micro - 1).bit_length()
-    size = (num_micro * shape.rows, shape.row_length)
-    ints = {n: np.zeros(size, np.int32) for n in ("tokens", "positions", "segment_ids")}
-    ints |= {n: np.zeros(size, np.int32) for n in ("group", "version")}
-    floats = {n: np.zeros(size, np.float32) for n in ("weight", "adv", "sampler_logp")}
-    floats["temperature"] = np.ones(size, np.float32)
-    mask = np.zeros(size, bool)
+    places: dict[int, _Place] = {}
     for row, members in enumerate(rows):
         start = 0
-        for segment, i in enumerate(members, start=1):
-            t = trajectories[i]
-            n = len(t.token_ids)
-            if t.mask[0]:
-                raise ValueError(f"trajectory {i}: its first token trains, but has no log-prob")
-            at = (row, slice(start, start + n))
-            start += n
-            ints["tokens"][at] = t.token_ids
-            ints["positions"][at] = np.arange(n)
-            ints["segment_ids"][at] = segment
-            ints["group"][at] = t.group
-            mask[at] = t.mask
-            floats["weight"][at] = np.where(t.mask, weight[i], 0.0)
-            floats["adv"][at] = t.adv
-            floats["temperature"][at] = t.temperature
-            if t.version is not None:
-                ints["version"][at] = t.version
-            if t.logp is not None:
-                floats["sampler_logp"][at] = t.logp
+        for i in members:
+            places[i] = (row, slice(start, start + lengths[i]))
+            start += lengths[i]
+    return 1 << (num_micro - 1).bit_length(), [places[i] for i in range(len(lengths))]
 
-    def cut(a: np.ndarray) -> Any:  # numpy until the batch is placed on devices
-        return a.reshape(num_micro, shape.rows, shape.row_length)  # M b, T -> M, b, T
 
-    arrays = {name: cut(a) for name, a in (ints | floats | {"mask": mask}).items()}
-    return Batch(**arrays, old_logp=arrays["sampler_logp"], ref_logp=None)
+def _segments(places: Sequence[_Place]) -> list[int]:
+    """Of each sequence, 1 for the first of its row, 2 for the second, and so on."""
+    starts: dict[int, list[int]] = {}
+    for row, tokens in places:
+        starts.setdefault(row, []).append(tokens.start)
+    return [1 + sorted(starts[row]).index(tokens.start) for row, tokens in places]

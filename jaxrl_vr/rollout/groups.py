@@ -35,7 +35,7 @@ def trajectories(
 
     Args:
       groups: P groups of G rollouts.
-      adv: [P, G] float32.
+      adv: [P, G] float32, or [P, G, T] with one for each completion token and padding behind.
       valid: [P, G] bool; a rollout that could not be scored trains no token.
       temperature: that of the sampler; greedy counts as 1.
 
@@ -47,13 +47,16 @@ def trajectories(
         for g, rollout in enumerate(group.rollouts):
             before = len(rollout.prompt_ids)
             sampled = [s == "sampled" for s in rollout.source]
+            of_each = adv[p, g]
+            if adv.ndim == 3:
+                of_each = np.concatenate([np.zeros(before), of_each[: len(sampled)]])
             result.append(
                 Trajectory(
                     token_ids=np.array(rollout.prompt_ids + rollout.token_ids),
                     mask=np.array([False] * before + sampled) & valid[p, g],
                     logp=np.array([0.0] * before + list(rollout.logp), np.float32),
                     version=np.array([0] * before + list(rollout.version)),
-                    adv=float(adv[p, g]),
+                    adv=of_each if adv.ndim == 3 else float(of_each),
                     temperature=temperature or 1.0,
                     group=p,
                 )

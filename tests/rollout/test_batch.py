@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_vr.rollout.batch import Shape, Trajectory, build, pack
+from jaxrl_vr.rollout.batch import Shape, Trajectory, build, pack, unpack
 
 lengths = st.lists(st.integers(1, 20), min_size=1, max_size=30)
 
@@ -68,7 +68,6 @@ def test_build_by_hand():
         version=np.array([0, 3, 4]),
         adv=0.5,
         temperature=0.7,
-        group=2,
     )
     b = Trajectory(np.array([8, 9]), np.array([False, True]), adv=-1.0)
     batch = build([b, a], np.array([0.25, 0.125], np.float32), Shape(row_length=6, rows=1))
@@ -83,17 +82,50 @@ def test_build_by_hand():
         "old_logp": [0, -1, -2, 0, 0, 0],
         "sampler_logp": [0, -1, -2, 0, 0, 0],
         "temperature": np.float32([0.7, 0.7, 0.7, 1, 1, 1]),
-        "group": [2, 2, 2, 0, 0, 0],
         "version": [0, 3, 4, 0, 0, 0],
     }
     for name, values in expected.items():
         np.testing.assert_array_equal(getattr(batch, name), [[values]], err_msg=name)
-    assert batch.ref_logp is None
+    assert batch.ref_logp is batch.old_value is batch.returns is None
+
+
+def test_build_of_what_each_token_has_by_hand():
+    def of(n, **more):
+        arrays = {
+            name: np.arange(n) + start
+            for start, name in enumerate(("old_logp", "ref_logp", "old_value", "returns", "adv"))
+        }
+        return Trajectory(np.arange(n), np.arange(n) > 0, **{**arrays, **more})
+
+    batch = build([of(2), of(3)], np.ones(2), Shape(row_length=6, rows=1))
+    expected = {
+        "old_logp": [0, 1, 2, 0, 1, 0],
+        "ref_logp": [1, 2, 3, 1, 2, 0],
+        "old_value": [2, 3, 4, 2, 3, 0],
+        "returns": [3, 4, 5, 3, 4, 0],
+        "adv": [4, 5, 6, 4, 5, 0],
+        "sampler_logp": [0] * 6,
+    }
+    for name, values in expected.items():
+        np.testing.assert_array_equal(getattr(batch, name), [[values]], err_msg=name)
+        assert getattr(batch, name).dtype == np.float32
+    with pytest.raises(ValueError, match="trajectory 1: has no returns, but others have"):
+        build([of(2), of(3, returns=None)], np.ones(2), Shape(6, 1))
+
+
+@given(lengths, st.integers(1, 5))
+def test_unpack_undoes_build(lengths, rows):
+    given_ = [trajectory(n, i) for i, n in enumerate(lengths)]
+    shape = Shape(20, rows)
+    batch = build(given_, np.ones(len(lengths)), shape)
+    found = unpack(np.asarray(batch.tokens), lengths, shape)
+    for values, t in zip(found, given_, strict=True):
+        np.testing.assert_array_equal(values, t.token_ids)
 
 
 def test_dtypes():
     batch = build([trajectory(4, 0)], np.ones(1), Shape(4, 1))
-    ints = ("tokens", "positions", "segment_ids", "group", "version")
+    ints = ("tokens", "positions", "segment_ids", "version")
     floats = ("weight", "adv", "old_logp", "sampler_logp", "temperature")
     assert {getattr(batch, n).dtype for n in ints} == {np.dtype(np.int32)}
     assert {getattr(batch, n).dtype for n in floats} == {np.dtype(np.float32)}
@@ -111,7 +143,6 @@ def test_build_keeps_each_token_with_what_belongs_to_it(lengths, rows):
             version=rng.integers(0, 9, n),
             adv=float(i),
             temperature=1.0 + i,
-            group=i,
         )
         for i, n in enumerate(lengths)
     ]
@@ -119,7 +150,7 @@ def test_build_keeps_each_token_with_what_belongs_to_it(lengths, rows):
     batch = build(given_, weight, Shape(20, rows))
     found = []
     for place in segments(batch):
-        i = int(at(batch.group, place)[0])
+        i = int(at(batch.adv, place)[0])
         t = given_[i]
         found.append(i)
         same = np.testing.assert_array_equal
@@ -132,7 +163,6 @@ def test_build_keeps_each_token_with_what_belongs_to_it(lengths, rows):
         same(at(batch.version, place), t.version)
         same(at(batch.adv, place), t.adv)
         same(at(batch.temperature, place), t.temperature)
-        same(at(batch.group, place), t.group)
     assert sorted(found) == list(range(len(lengths)))
     padding = batch.segment_ids == 0
     assert padding.sum() == batch.tokens.size - sum(lengths)

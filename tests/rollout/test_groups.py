@@ -116,6 +116,15 @@ def test_trajectories():
     assert trained == [4, 6, 0, 3, 5, 2, 8, 7, 1, 0, 1, 1]
 
 
+def test_advantages_of_each_token():
+    adv = np.arange(18, dtype=np.float32).reshape(1, 2, 9)
+    groups = [group(rollout(4, "right"), rollout(1, "wrong"))]
+    found = trajectories(groups, adv, np.ones((1, 2), bool), 1.0)
+    # Two prompt tokens, then one for each completion token; what is behind is padding.
+    np.testing.assert_array_equal(found[0].adv, [0, 0, 0, 1, 2, 3])
+    np.testing.assert_array_equal(found[1].adv, [0, 0, 9])
+
+
 def test_only_sampled_tokens_train():
     source = ("sampled", "forced", "observation", "sampled")
     groups = [group(rollout(4, "right", source=source), rollout(1, "wrong"))]
