@@ -5,8 +5,10 @@ P prompts, G samples of a prompt.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +22,34 @@ def score_of(rollout: Rollout) -> Score:
     return rollout.score
 
 
-def rewards(groups: Sequence[Group]) -> tuple[np.ndarray, np.ndarray]:
-    """Rewards and which of them are valid (not unscorable), each [P, G]."""
-    scores = [[score_of(r) for r in group.rollouts] for group in groups]
-    reward = np.array([[s.value for s in row] for row in scores], np.float32)
-    valid = np.array([[s.verdict != "unscorable" for s in row] for row in scores], bool)
-    return reward, valid
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """What rewards and advantages are made from, as [P, G] arrays."""
+
+    reward: np.ndarray  # float32
+    valid: np.ndarray  # bool, false where a rollout could not be scored
+    length: np.ndarray  # int32, completion tokens
+    is_truncated: np.ndarray  # bool, cut by a length limit
+    is_right: np.ndarray  # bool, verdict right
+
+    def select(self, prompts: np.ndarray) -> Samples:
+        """Those of some prompts, given by index or mask."""
+        return Samples(**{name: array[prompts] for name, array in vars(self).items()})
+
+
+def samples_of(groups: Sequence[Group]) -> Samples:
+    """The samples of finished groups, all of one size G."""
+
+    def array(of: Callable[[Rollout], Any], dtype: Any) -> np.ndarray:
+        return np.array([[of(r) for r in group.rollouts] for group in groups], dtype)
+
+    return Samples(
+        reward=array(lambda r: score_of(r).value, np.float32),
+        valid=array(lambda r: score_of(r).verdict != "unscorable", bool),
+        length=array(lambda r: len(r.token_ids), np.int32),
+        is_truncated=array(lambda r: r.finish == "length", bool),
+        is_right=array(lambda r: score_of(r).verdict == "right", bool),
+    )
 
 
 def trajectories(

@@ -211,6 +211,17 @@ class Kl(Config):
     """Weight of the penalty; leave the whole table out for none, which also spares the memory."""
 
 
+class DynamicSampling(Config):
+    """DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476, section 3.2): groups whose rewards
+    are all equal do not train; prompts are sampled until `prompts` groups have contrast."""
+
+    oversample: float = Field(default=1.5, ge=1)
+    """Prompts sampled for each that is still missing; higher needs fewer rounds. All groups with
+    contrast train, also those beyond `prompts`: no accepted sample is thrown away."""
+    max_rounds: PositiveInt = 8
+    """Rounds of sampling in a step at most; then it trains on the groups it has."""
+
+
 class UpdatesFrom(Config):
     """One entry of a schedule of updates."""
 
@@ -246,6 +257,8 @@ class RlStage(TrainStage):
     old_logp: Literal["sampler", "recomputed"] = "sampler"
     """Where the ratio's denominator comes from: as sampled, or computed again by the learner before
     the first update on a rollout batch."""
+    dynamic_sampling: DynamicSampling | None = None
+    """Sample until enough groups have contrast; None trains on every group once sampled."""
     control: Literal["none", "shuffled_rewards"] = "none"
     """An experiment's control: `shuffled_rewards` permutes the rewards over the batch."""
 
@@ -419,13 +432,13 @@ class RunConfig(Config):
         """The data sources of these names."""
         return [next(s for s in self.data if s.name == name) for name in names]
 
-    def stage_seed(self, stage: StageBase) -> int:
+    def stage_seed(self, stage: StageBase, part: int = 0) -> int:
         """Decides a stage's order of data and its sampling, 32 bits.
 
         Each stage has its own, else two that use one source would see the same problems in the
-        same order.
+        same order; and so has each part of a step that samples several times.
         """
-        text = f"{self.seed}/{stage.name}".encode()
+        text = f"{self.seed}/{stage.name}/{part}".encode()
         return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest())
 
     def task(self, name: str) -> Task:

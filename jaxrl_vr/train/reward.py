@@ -13,6 +13,7 @@ from pydantic import Field, PositiveInt
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.losses import advantages, weights
+from jaxrl_vr.rollout.groups import Samples
 
 
 class GroupNorm(Config):
@@ -25,10 +26,10 @@ class GroupNorm(Config):
     ddof: Literal[0, 1] = 0
     """0 is the population's standard deviation, 1 the sample's."""
 
-    def __call__(self, reward: np.ndarray, valid: np.ndarray) -> np.ndarray:
-        """[P, G] rewards -> [P, G] advantages."""
+    def __call__(self, samples: Samples) -> np.ndarray:
+        """[P, G] advantages."""
         adv = advantages.group_norm(
-            jnp.asarray(reward), jnp.asarray(valid), eps=self.eps, ddof=self.ddof
+            jnp.asarray(samples.reward), jnp.asarray(samples.valid), eps=self.eps, ddof=self.ddof
         )
         return np.asarray(adv)
 
@@ -39,9 +40,10 @@ class GroupCenter(Config):
     type: Literal["group_center"] = "group_center"
     """Which advantage this is."""
 
-    def __call__(self, reward: np.ndarray, valid: np.ndarray) -> np.ndarray:
-        """[P, G] rewards -> [P, G] advantages."""
-        return np.asarray(advantages.group_center(jnp.asarray(reward), jnp.asarray(valid)))
+    def __call__(self, samples: Samples) -> np.ndarray:
+        """[P, G] advantages."""
+        reward, valid = jnp.asarray(samples.reward), jnp.asarray(samples.valid)
+        return np.asarray(advantages.group_center(reward, valid))
 
 
 Advantage = Annotated[GroupNorm | GroupCenter, Field(discriminator="type")]

@@ -6,24 +6,35 @@ P prompts, G samples of a prompt.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_vr.data.mixture import Mixture
 from jaxrl_vr.data.prompts import Prompt, load_prompts
+from jaxrl_vr.losses.advantages import has_contrast
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.metrics.rollouts import RolloutLog
-from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build
+from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build, unpack
 from jaxrl_vr.rollout.collect import collect
-from jaxrl_vr.rollout.groups import group_metrics, rewards, score_of, trajectories
+from jaxrl_vr.rollout.groups import (
+    Samples,
+    group_metrics,
+    samples_of,
+    score_of,
+    trajectories,
+)
+from jaxrl_vr.sharding import to_host
 from jaxrl_vr.train.config import RlStage
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation
 from jaxrl_vr.train.loop import Cursor, run_stage
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.update import Learner, Rates
-from jaxrl_vr.types import Group
+from jaxrl_vr.types import Group, Mean
 
 # Steps in a row without any contrast before the console says what that means.
 _NO_CONTRAST_STEPS = 10
@@ -45,8 +56,7 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
     def advance(
         state: TrainState, step: int, cursor: Cursor, metrics: Accumulator
     ) -> tuple[TrainState, Cursor]:
-        prompts, cursor = mixture.take(stage.prompts, cursor)
-        groups = steps.sample(state, step, prompts)
+        groups, cursor = steps.sample(state, step, mixture, cursor, metrics)
         return steps.learn(state, step, groups, metrics), cursor
 
     return run_stage(ctx, stage, mixture.start(), advance, has_reference=stage.kl is not None)
@@ -71,10 +81,36 @@ class _Steps:
         self._steps_without_contrast = 0
         self._has_warned = False
 
-    def sample(self, state: TrainState, step: int, prompts: Sequence[Prompt]) -> list[Group]:
-        """Samples and verifies the step's groups."""
+    def sample(
+        self,
+        state: TrainState,
+        step: int,
+        mixture: Mixture[Prompt],
+        cursor: Cursor,
+        metrics: Accumulator,
+    ) -> tuple[list[Group], Cursor]:
+        """Samples and verifies the step's groups; the cursor behind their prompts."""
+        stage = self._stage
+        if stage.dynamic_sampling is None:
+            prompts, cursor = mixture.take(stage.prompts, cursor)
+            return self._collect(state, step, prompts, 0), cursor
+        groups: list[Group] = []
+        num_mixed = rounds = 0
+        while num_mixed < stage.prompts and rounds < stage.dynamic_sampling.max_rounds:
+            missing = stage.prompts - num_mixed
+            asked = math.ceil(missing * stage.dynamic_sampling.oversample)
+            prompts, cursor = mixture.take(asked, cursor)
+            groups += self._collect(state, step, prompts, rounds)
+            num_mixed = int(_is_mixed(samples_of(groups)).sum())
+            rounds += 1
+        metrics.add({"rollout/rounds": Mean(rounds, 1)})
+        return groups, cursor
+
+    def _collect(
+        self, state: TrainState, step: int, prompts: Sequence[Prompt], round_: int
+    ) -> list[Group]:
         ctx, stage = self._ctx, self._stage
-        total = stage.prompts * stage.samples
+        total = len(prompts) * stage.samples
 
         def progress(sampled: int, verified: int) -> None:
             ctx.interrupt.check()
@@ -88,7 +124,8 @@ class _Steps:
                 prompts,
                 stage.samples,
                 ctx.sampling(stage.sampling),
-                key=(ctx.config.stage_seed(stage), step),
+                # A prompt that comes again in a later round is sampled anew.
+                key=(ctx.config.stage_seed(stage, round_), step),
                 decode=ctx.decode,
                 progress=progress,
             )
@@ -101,45 +138,59 @@ class _Steps:
     ) -> TrainState:
         """Takes the step's optimizer steps, each on its share of the groups."""
         ctx, stage = self._ctx, self._stage
-        reward, valid = rewards(groups)
+        samples = samples_of(groups)
         if stage.control == "shuffled_rewards":
-            seed = (ctx.config.stage_seed(stage), step)
-            order = np.random.default_rng(seed).permutation(reward.size)
-            reward = reward.reshape(-1)[order].reshape(reward.shape)
-            valid = valid.reshape(-1)[order].reshape(valid.shape)
-        adv = stage.advantage(reward, valid)
+            samples = _shuffled(samples, (ctx.config.stage_seed(stage), step))
+        trains = np.ones(len(groups), bool)
+        if stage.dynamic_sampling is not None:
+            is_mixed = _is_mixed(samples)
+            metrics.add({"group/kept": Mean(int(is_mixed.sum()), len(groups))})
+            # With nothing to learn from, a step that changes little: as without this table.
+            trains = is_mixed if is_mixed.any() else trains
+        samples_kept = samples.select(trains)
+        kept = [group for group, is_kept in zip(groups, trains, strict=True) if is_kept]
+        adv = stage.advantage(samples_kept)
         metrics.add(group_metrics(groups))
         if ctx.config.logging.rollouts:
-            self._log.write(step + 1, groups, ctx.decode, adv)
+            self._log.write(step + 1, kept, ctx.decode, adv)
         self._watch(groups, adv)
-        every = trajectories(groups, adv, valid, stage.sampling.temperature)
-        num_updates = stage.updates_at(step)
+        every = trajectories(kept, adv, samples_kept.valid, stage.sampling.temperature)
+        num_updates = min(stage.updates_at(step), len(kept))
         before = sum(stage.updates_at(s) for s in range(step))
         with ctx.phases("update"):
-            # Dealt like cards, so that the parts differ by at most a group. All are scored before
-            # the first update, because the old policy is the one that sampled.
-            parts = [[t for t in every if t.group % num_updates == i] for i in range(num_updates)]
-            batches = [self._batch(state, part) for part in parts]
-            for i, batch in enumerate(batches):
+            # All are scored before the first update, because the old policy is the one that
+            # sampled; then dealt like cards, so that the parts differ by at most a group.
+            every = self._scored(state, every)
+            for i in range(num_updates):
+                part = [t for t in every if t.group % num_updates == i]
                 rate = stage.optimizer.rate(before + i, stage.total_updates)
-                state = self._update(state, batch, rate, metrics, is_first=i == 0)
+                state = self._update(state, self._batch(part), rate, metrics, is_first=i == 0)
                 ctx.console.phase("update", i + 1, num_updates)
             ctx.phases.tokens("update", sum(len(t.token_ids) for t in every))
         return state
 
-    def _batch(self, state: TrainState, part: list[Trajectory]) -> Batch:
-        """The batch of one optimizer step, with the log-probs that its loss compares with."""
+    def _scored(self, state: TrainState, every: list[Trajectory]) -> list[Trajectory]:
+        """With the log-probs that the loss compares with."""
         stage, learner = self._stage, self._learner
-        lengths = np.array([t.num_trained for t in part])
-        weight = stage.weights(lengths, stage.sampling.max_new_tokens)
-        batch = learner.place(build(part, weight, self._shape))
-        if stage.old_logp == "recomputed":
-            old_logp = learner.score(state.trainable, batch)
-            batch = dataclasses.replace(batch, old_logp=old_logp)
+        params = {"old_logp": state.trainable} if stage.old_logp == "recomputed" else {}
         if stage.kl is not None:
-            ref_logp = learner.score(state.frozen["reference"], batch)
-            batch = dataclasses.replace(batch, ref_logp=ref_logp)
-        return batch
+            params["ref_logp"] = state.frozen["reference"]
+        if not params:
+            return every
+        batch = learner.place(build(every, np.zeros(len(every)), self._shape))
+        lengths = [len(t.token_ids) for t in every]
+        for name, of in params.items():
+            found = unpack(to_host(learner.score(of, batch)), lengths, self._shape)
+            every = [
+                dataclasses.replace(t, **{name: logp}) for t, logp in zip(every, found, strict=True)
+            ]
+        return every
+
+    def _batch(self, part: list[Trajectory]) -> Batch:
+        """The batch of one optimizer step."""
+        lengths = np.array([t.num_trained for t in part])
+        weight = self._stage.weights(lengths, self._stage.sampling.max_new_tokens)
+        return self._learner.place(build(part, weight, self._shape))
 
     def _update(
         self,
@@ -182,3 +233,18 @@ class _Steps:
                 "answers, so nothing is learned: choose easier or harder problems, more samples, "
                 "or look at the rollouts for an answer format that the verifier does not accept"
             )
+
+
+def _is_mixed(samples: Samples) -> np.ndarray:
+    """[P] bool, whether a group has rewards that differ."""
+    return np.asarray(has_contrast(jnp.asarray(samples.reward), jnp.asarray(samples.valid)))
+
+
+def _shuffled(samples: Samples, seed: tuple[int, int]) -> Samples:
+    """Rewards dealt anew over the whole batch."""
+    order = np.random.default_rng(seed).permutation(samples.reward.size)
+
+    def deal(array: np.ndarray) -> np.ndarray:
+        return array.reshape(-1)[order].reshape(array.shape)
+
+    return dataclasses.replace(samples, reward=deal(samples.reward), valid=deal(samples.valid))

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_vr.rollout.groups import group_metrics, rewards, trajectories
+from jaxrl_vr.rollout.groups import group_metrics, samples_of, trajectories
 from jaxrl_vr.types import Example, Group, Max, Mean, Rollout, Score
 
 
@@ -38,14 +38,22 @@ GROUPS = [
 ]
 
 
-def test_rewards():
-    reward, valid = rewards(GROUPS)
-    np.testing.assert_array_equal(
-        reward, np.array([[1, 0.25, 0], [1, 1, 1], [0, 0, 0], [0, 1, 0]], np.float32)
-    )
-    np.testing.assert_array_equal(valid, [[1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1]])
-    assert reward.dtype == np.float32
-    assert valid.dtype == bool
+def test_samples():
+    expected = {
+        "reward": np.float32([[1, 0.25, 0], [1, 1, 1], [0, 0, 0], [0, 1, 0]]),
+        "valid": np.array([[1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1]], bool),
+        "length": np.int32([[4, 6, 9], [3, 5, 2], [8, 7, 1], [9, 1, 1]]),
+        "is_truncated": np.array([[0, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0]], bool),
+        "is_right": np.array([[1, 0, 0], [1, 1, 1], [0, 0, 0], [0, 1, 0]], bool),
+    }
+    found = samples_of(GROUPS)
+    assert set(vars(found)) == set(expected)
+    for name, values in expected.items():
+        array = getattr(found, name)
+        np.testing.assert_array_equal(array, values, err_msg=name)
+        assert array.dtype == values.dtype
+    for some in (np.array([1, 3]), np.array([False, True, False, True])):
+        np.testing.assert_array_equal(found.select(some).length, [[3, 5, 2], [9, 1, 1]])
 
 
 def test_group_metrics_by_hand():
@@ -100,7 +108,7 @@ def test_metrics_of_each_source():
 
 def test_trajectories():
     adv = np.array([[0.5, -0.5, 0.0], [0, 0, 0], [0, 0, 0], [0, 1, -1]], np.float32)
-    valid = rewards(GROUPS)[1]
+    valid = samples_of(GROUPS).valid
     found = trajectories(GROUPS, adv, valid, 0.7)
     assert [t.group for t in found] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
     assert [t.adv for t in found] == adv.reshape(-1).tolist()

@@ -5,6 +5,7 @@ import pytest
 import reference
 from pydantic import TypeAdapter, ValidationError
 
+from jaxrl_vr.rollout.groups import Samples
 from jaxrl_vr.train.reward import Advantage, Weights
 
 REWARD = np.array([[1, 0, 0, 1], [0.5, 0.5, 0.5, 0.5], [1, 0, 2, 0]], np.float32)
@@ -14,6 +15,11 @@ LENGTH = np.array([2, 5, 0, 3])
 
 def advantage(**fields):
     return TypeAdapter(Advantage).validate_python(fields)
+
+
+def samples(reward, valid):
+    length = np.full(reward.shape, 5, np.int32)
+    return Samples(reward, valid, length, np.zeros(reward.shape, bool), reward == 1)
 
 
 def weights(**fields):
@@ -33,7 +39,7 @@ def weights(**fields):
     ids=["norm", "norm_sample", "center"],
 )
 def test_advantages(fields, expected):
-    found = advantage(**fields)(REWARD, VALID)
+    found = advantage(**fields)(samples(REWARD, VALID))
     assert isinstance(found, np.ndarray)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert not found[1].any()
