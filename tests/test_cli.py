@@ -272,7 +272,7 @@ def test_no_worker_stays_after_an_error(done, tmp_path, capsys):
 
 
 def test_clip_range_that_cannot_act_is_said(capsys):
-    args = ["configs/quickstart.toml", "stages.grpo.objective.clip_high=0.28", "--dry-run"]
+    args = ["configs/quickstart.toml", "stages.rl.objective.clip_high=0.28", "--dry-run"]
     output = call(capsys, "train", *args)
-    assert "note: stages.grpo.objective.clip_high: with one update per rollout batch" in output
-    assert "note:" not in call(capsys, "train", *args, "stages.grpo.updates=2")
+    assert "note: stages.rl.objective.clip_high: with one update per rollout batch" in output
+    assert "note:" not in call(capsys, "train", *args, "stages.rl.updates=2")

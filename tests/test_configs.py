@@ -132,18 +132,18 @@ def test_gsm8k_trains_with_a_tiny_model_in_its_place(tmp_path):
         f'data.gsm8k.path="{gsm8k(tmp_path / "train.jsonl", 8)}"',
         f'data.gsm8k_test.path="{gsm8k(tmp_path / "test.jsonl", 3)}"',
         "tasks.gsm8k.sampling.max_new_tokens=8",
-        "stages.grpo.steps=2",
-        "stages.grpo.prompts=4",
-        "stages.grpo.samples=2",
-        "stages.grpo.max_prompt_tokens=240",
-        "stages.grpo.sampling.max_new_tokens=8",
-        "stages.grpo.micro.row_length=256",
-        "stages.grpo.eval.every=1",
+        "stages.rl.steps=2",
+        "stages.rl.prompts=4",
+        "stages.rl.samples=2",
+        "stages.rl.max_prompt_tokens=240",
+        "stages.rl.sampling.max_new_tokens=8",
+        "stages.rl.micro.row_length=256",
+        "stages.rl.eval.every=1",
     )
     assert [(e["stage"], e["step"], e["n"]) for e in found["evaluations"]] == [
         ("before", None, 3),
-        ("grpo", 1, 3),
-        ("grpo", 2, 3),
+        ("rl", 1, 3),
+        ("rl", 2, 3),
         ("after", None, 3),
     ]
     assert not any(e["unscorable"] for e in found["evaluations"])
@@ -153,14 +153,14 @@ def test_gsm8k_trains_with_a_tiny_model_in_its_place(tmp_path):
     assert len(steps) == 2
     for step in steps:
         assert step["mismatch/max"] < 1e-5 and step["optimizer/skipped"] == 0
-    rollouts = (run / "stages/grpo/rollouts/step-000001.jsonl").read_text().splitlines()
+    rollouts = (run / "stages/rl/rollouts/step-000001.jsonl").read_text().splitlines()
     asked = json.loads(rollouts[0])
     assert "put your final answer within \\boxed{}." in asked["prompt"]
     assert "A hen lays" in asked["prompt"] and asked["reference"].startswith("There are")
     # What was exported is what was trained, in bfloat16, with all that the model came with.
     arch = hf.architecture_from_config(hf.read_config(model))
     mesh = make_mesh(MeshConfig())
-    final = run / "stages" / "grpo" / "final"
+    final = run / "stages" / "rl" / "final"
     trained = load_arrays(final, params.abstract(declare(arch), TRAIN_RULES, mesh))
     assert parameter_hash(trained) == found["parameter_hash"]
     exported = run / "stages" / "export" / "hf"

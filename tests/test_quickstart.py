@@ -27,7 +27,7 @@ def test_quickstart_learns(tmp_path, seed):
 
 @pytest.mark.slow
 def test_quickstart_with_shuffled_rewards_does_not_learn(tmp_path):
-    found = train(tmp_path / "run", 'stages.grpo.control="shuffled_rewards"')
+    found = train(tmp_path / "run", 'stages.rl.control="shuffled_rewards"')
     assert accuracy(found, "after") - accuracy(found, "before") < 0.05
 
 
