@@ -360,6 +360,57 @@ def test_verifier_that_raises_is_said_and_trains_nothing(tmp_path, verifier, cap
     assert final_hash(tmp_path / "run") == parameter_hash(base(path))
 
 
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ("float('nan')", "judge:odd returned the value nan; return a finite number"),
+        ("1e20", "judge:odd returned the value 1e+20; return a finite number between -1000000 and"),
+    ],
+)
+def test_verifier_that_returns_no_score_is_said_and_trains_nothing(
+    tmp_path, verifier, capsys, result, said
+):
+    verifier(f"""
+    from jaxrl_vr.types import Score
+
+    def odd(example, response):
+        return {result}
+    """)
+    path = config(tmp_path, rl("grpo"), data=judged("odd"))
+    output = call(capsys, "train", path)
+    assert "warning: 8 of 8 answers could not be scored" in output and said in output
+    assert final_hash(tmp_path / "run") == parameter_hash(base(path))
+
+
+def test_reasons_that_no_file_can_hold_are_written_with_marks(tmp_path, verifier, capsys):
+    verifier(r"""
+    from jaxrl_vr.types import Score
+
+    def odd(example, response):
+        return Score(0.0, "wrong", {"\udc80": 1.0}, "two\nlines \ud800")
+    """)
+    path = config(tmp_path, rl("grpo"), evaluation("after"), data=judged("odd"))
+    call(capsys, "train", path)
+    rollouts = lines(tmp_path / "run/stages/grpo/rollouts/step-000001.jsonl")
+    assert {r["score"]["reason"] for r in rollouts} == {"two lines \ufffd"}
+    assert all(r["score"]["components"] == {"\ufffd": 1.0} for r in rollouts)
+    answers = lines(tmp_path / "run/stages/after/output.jsonl")
+    assert {r["reason"] for r in answers} == {"two lines \ufffd"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("deadline=inf", "verifiers.deadline = inf: must be less than or equal to 86400"),
+        ("memory=1", "verifiers.memory = 1: is in bytes, and a worker needs at least 268435456"),
+        ("workers=10000", "verifiers.workers = 10000: must be less than or equal to 256"),
+    ],
+)
+def test_settings_of_workers_beyond_their_bounds(tmp_path, capsys, setting, said):
+    output = call(capsys, "train", config(tmp_path, rl("grpo")), f"verifiers.{setting}", code=2)
+    assert said in output
+
+
 def base(path):
     settings = load(RunConfig, [path])
     return load_base(settings, build_model(settings).model, None, make_mesh(settings.mesh))

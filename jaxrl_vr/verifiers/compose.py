@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, model_validator
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
+from jaxrl_vr.verifiers.judgement import MAX_VALUE
 from jaxrl_vr.verifiers.math_answer import MathAnswer
 
 Single = Annotated[MathAnswer | ExactMatch | Format | Custom, Field(discriminator="type")]
@@ -22,7 +23,7 @@ class Part(Config):
 
     verifier: Single
     """What judges."""
-    weight: FiniteFloat = 1.0
+    weight: float = Field(default=1.0, ge=-MAX_VALUE, le=MAX_VALUE)
     """Factor of its value in the sum; negative for a penalty."""
     name: str = ""
     """Name in the score's components and the metrics; empty: the verifier's type."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score
@@ -11,6 +11,7 @@ from jaxrl_vr.types import Example, Score
 class ExactMatch(Config):
     """The answer, white space around it stripped, equals the reference."""
 
+    needs_reference: ClassVar[bool] = True
     type: Literal["exact"] = "exact"
     after: str = ""
     """Marker that the answer follows, such as `>`: the text behind its last occurrence is the

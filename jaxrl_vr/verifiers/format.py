@@ -5,7 +5,7 @@ Only the shape is judged: what stands inside a block, even nothing, is another v
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import field_validator
 
@@ -20,6 +20,7 @@ class Format(Config):
     the response must then start inside it, and opening it again is one block too many.
     """
 
+    needs_reference: ClassVar[bool] = False
     type: Literal["format"] = "format"
     tags: tuple[str, ...] = ("think", "answer")
     """Names of the tags in order, without angle brackets."""

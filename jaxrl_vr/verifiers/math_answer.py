@@ -7,7 +7,7 @@ which reads plain numerals only. Equality is bounded but can be slow (sympy): ru
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score
@@ -20,6 +20,7 @@ Extract = Literal["boxed", "last_number"]
 class MathAnswer(Config):
     """The response's answer is mathematically equal to the reference."""
 
+    needs_reference: ClassVar[bool] = True
     type: Literal["math"] = "math"
     extract: Extract = "boxed"
     r"""Where the answer stands: in the last `\boxed{}`, or the last number of the text. The latter

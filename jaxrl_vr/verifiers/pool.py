@@ -2,11 +2,13 @@
 
 A worker is a fresh interpreter (never a fork, and the program's main module is not run again)
 that imports `verifiers.worker` and scores one response at a time. A thread of the parent hands out
-the work and keeps the deadlines, so that both go on while the caller waits for a device.
+the work and keeps the deadlines, so that both go on while the caller waits for a device. Code of a
+custom verifier runs in workers only, its import included.
 
 A response that overruns (time, memory), or whose worker dies, is tried once more alone on a fresh
 worker. The second time it is `wrong` with a reason that begins with `limit`: else hanging the
-checker would beat being wrong. A verifier that raises is our fault: `unscorable`.
+checker would beat being wrong. A verifier that does not load, raises or returns no proper score is
+our fault: `unscorable`.
 """
 
 from __future__ import annotations
@@ -22,48 +24,80 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score, Step
-from jaxrl_vr.verifiers.worker import HEADER, frame
+from jaxrl_vr.verifiers.custom import Custom
+from jaxrl_vr.verifiers.spec import build, name, parts
+from jaxrl_vr.verifiers.text import encodable
+from jaxrl_vr.verifiers.worker import HEADER, MAX_FRAME, frame
 
-_START_LIMIT = 120.0  # seconds to start, or to load a verifier; generous: a busy machine is slow
+_START_LIMIT = 120.0  # seconds to start; generous: a busy machine is slow
 _MAX_FAILED_STARTS = 3
+_CHECK_PATIENCE = 0.2  # seconds between two looks at whether to go on waiting
+_MIN_MEMORY = 256 << 20  # twice what an interpreter with sympy maps
+_DAY = 86_400.0  # longer waits overflow the timers of some systems
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from jaxrl_vr.verifiers.worker import main; main(int(sys.argv[2]), float(sys.argv[3]))"
 )
+_TURN = {
+    "starting": ("ready",),
+    "idle": (),
+    "loading": ("started", "unloadable", "limit"),
+    "running": ("score", "limit", "fault"),
+}
+"""What a worker may say in which state."""
 
 
 class PoolConfig(Config):
     """How many verifier processes there are, and what one response may cost."""
 
-    workers: int = Field(default=1, ge=1)
+    workers: int = Field(default=1, ge=1, le=256)
     """Processes that score at the same time. More when verifying lags behind sampling."""
-    deadline: float = Field(default=5.0, gt=0)
+    deadline: float = Field(default=5.0, gt=0, le=_DAY)
     """Seconds of wall clock for one response, loading not counted. More for slow verifiers."""
-    memory: int = Field(default=2 << 30, ge=0)
+    load_deadline: float = Field(default=60.0, gt=0, le=_DAY)
+    """Seconds for a worker to import a verifier. More where its module loads a model."""
+    memory: int = Field(default=2 << 30, ge=0, le=1 << 50)
     """Bytes of address space a worker may use; 0 is no limit."""
     max_chars: int = Field(default=100_000, ge=1)
     """Characters of a response; a longer one is wrong without being looked at."""
 
+    @field_validator("memory")
+    @classmethod
+    def _is_enough(cls, memory: int) -> int:
+        if 0 < memory < _MIN_MEMORY:
+            raise ValueError(
+                f"is in bytes, and a worker needs at least {_MIN_MEMORY} (256 MiB) to start; "
+                "0 is no limit"
+            )
+        return memory
 
-@dataclasses.dataclass
+
+@dataclasses.dataclass(frozen=True)
 class _Job:
     id: int
+    spec: bytes
     payload: bytes
-    retried: bool = False
+    is_check: bool = False  # whether only to load the verifier
+    was_lost: bool = False  # with a worker that died while it loaded
+    has_overrun: bool = False
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class _Worker:
     process: subprocess.Popen[bytes]
+    source: int  # descriptor that scores arrive on
+    sink: int  # descriptor that jobs go to
     state: Literal["starting", "idle", "loading", "running"]
     due: float  # when the present state has lasted too long; not used while idle
     job: _Job | None = None  # while starting: kept for this worker
+    unsent: memoryview = memoryview(b"")
     buffer: bytearray = dataclasses.field(default_factory=bytearray)
 
 
@@ -84,8 +118,10 @@ class Pool:
         self._done: list[tuple[int, Score]] = []
         self._closing = False
         self._fault: BaseException | None = None
-        self._workers: dict[int, _Worker] = {}  # by the descriptor scores arrive on
+        self._workers: list[_Worker] = []
         self._failed_starts = 0
+        self._loaded: set[bytes] = set()  # specs that some worker has loaded
+        self._unloadable: dict[bytes, str] = {}  # specs that none ever could, with why
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         self._selector = selectors.DefaultSelector()
@@ -99,6 +135,39 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def check(
+        self,
+        specs: Mapping[str, Mapping[str, Any]],
+        *,
+        waiting: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Has custom verifiers loaded, so that a faulty one is known before it judges anything.
+
+        Args:
+          specs: verifiers by the names that messages call them, such as "data.sums.verifier".
+          waiting: called again and again meanwhile; what it raises ends the wait.
+
+        Raises:
+          ValueError: those that do not load within `load_deadline`, each with what happened.
+        """
+        if self.pending:
+            raise ValueError(f"check: {self.pending} scores are pending; check before submitting")
+        custom = {
+            where: spec
+            for where, spec in specs.items()
+            if any(isinstance(part, Custom) for part in parts(build(spec)))
+        }
+        places = list(custom)
+        for i, spec in enumerate(custom.values()):
+            self._put(i, spec, None, "")
+        faults: dict[int, str] = {}
+        while self.pending and not self._closing:
+            waiting()
+            done = self.poll(_CHECK_PATIENCE)
+            faults |= {i: score.reason for i, score in done if score.verdict == "unscorable"}
+        if faults:
+            raise ValueError("\n".join(f"{places[i]}: {faults[i]}" for i in sorted(faults)))
+
     def submit(self, job: int, example: Example, response: str) -> None:
         """Has `example.verifier` score `response`; `job` comes back with the score."""
         if self._closing:
@@ -110,11 +179,16 @@ class Pool:
             self._finish(job, Score(0.0, "wrong", reason=reason))
             return
         spec = dict(example.verifier)
-        example = dataclasses.replace(example, verifier=spec)
-        payload = frame((pickle.dumps(spec), example, response))
+        self._put(job, spec, dataclasses.replace(example, verifier=spec), encodable(response))
+
+    def _put(
+        self, job: int, spec: Mapping[str, Any], example: Example | None, response: str
+    ) -> None:
+        key = pickle.dumps(dict(spec))
+        payload = frame(pickle.dumps((key, example, response), pickle.HIGHEST_PROTOCOL))
         self.pending += 1
         with self._lock:
-            self._queue.append(_Job(job, payload))
+            self._queue.append(_Job(job, key, payload, is_check=example is None))
         self._wake()
 
     def poll(self, timeout: float = 0.0) -> list[tuple[int, Score]]:
@@ -126,13 +200,6 @@ class Pool:
                 raise RuntimeError(f"verifier pool: {self._fault}") from self._fault
             done, self._done = self._done, []
         self.pending -= len(done)
-        return done
-
-    def drain(self) -> list[tuple[int, Score]]:
-        """Waits for all jobs and gives their scores."""
-        done = []
-        while self.pending and not self._closing:
-            done += self.poll(timeout=60.0)
         return done
 
     def close(self) -> None:
@@ -171,20 +238,24 @@ class Pool:
                 for key, _ in self._selector.select(self._patience()):
                     if key.fd == self._wake_read:
                         os.read(self._wake_read, 65536)
+                    elif key.data not in self._workers:
+                        pass  # killed by an earlier event of this round
+                    elif key.fd == key.data.source:
+                        self._receive(key.data)
                     else:
-                        self._receive(self._workers[key.fd])
+                        self._send(key.data)
                 self._enforce()
         except BaseException as error:  # a thread's error is lost unless the caller meets it
             with self._lock:
                 self._fault = error
                 self._lock.notify_all()
         finally:
-            for worker in list(self._workers.values()):
+            for worker in list(self._workers):
                 self._kill(worker)
 
     def _start(self, job: _Job | None) -> None:
         config = self.config
-        limits = [str(config.memory), str(config.deadline)]
+        limits = [str(config.memory), str(config.load_deadline + config.deadline)]
         process = subprocess.Popen(
             [sys.executable, "-c", _MAIN, json.dumps([str(p) for p in sys.path]), *limits],
             stdin=subprocess.PIPE,
@@ -192,87 +263,115 @@ class Pool:
             bufsize=0,
             start_new_session=True,  # no Ctrl-C from the terminal; killed with all its children
         )
-        assert process.stdout is not None, "opened with a pipe"
-        worker = _Worker(process, "starting", time.monotonic() + _START_LIMIT, job)
-        self._workers[process.stdout.fileno()] = worker
-        self._selector.register(process.stdout, selectors.EVENT_READ)
+        assert process.stdin is not None and process.stdout is not None, "opened with pipes"
+        source, sink = process.stdout.fileno(), process.stdin.fileno()
+        os.set_blocking(sink, False)  # one that does not read must not hold up the others
+        due = time.monotonic() + _START_LIMIT
+        worker = _Worker(process, source, sink, "starting", due, job)
+        self._workers.append(worker)
+        self._selector.register(source, selectors.EVENT_READ, worker)
 
     def _assign(self) -> None:
-        for worker in list(self._workers.values()):
+        for worker in list(self._workers):
             if worker.state != "idle":
                 continue
-            if worker.job is None:
-                with self._lock:
-                    worker.job = self._queue.popleft() if self._queue else None
+            worker.job = worker.job or self._next()
             if worker.job is not None:
                 self._hand(worker, worker.job)
 
+    def _next(self) -> _Job | None:
+        """The next job whose verifier may load; what waits for others is answered."""
+        while True:
+            with self._lock:
+                if not self._queue:
+                    return None
+                job = self._queue.popleft()
+            if job.spec not in self._unloadable:
+                return job
+            self._finish_unloadable(job, self._unloadable[job.spec])
+
     def _hand(self, worker: _Worker, job: _Job) -> None:
-        worker.state, worker.due = "loading", time.monotonic() + _START_LIMIT
-        assert worker.process.stdin is not None, "opened with a pipe"
-        rest = memoryview(job.payload)
+        worker.state, worker.due = "loading", time.monotonic() + self.config.load_deadline
+        worker.unsent = memoryview(job.payload)
+        self._send(worker)
+
+    def _send(self, worker: _Worker) -> None:
+        """Writes what the worker's pipe takes now; the selector says when it takes more."""
+        is_waiting = worker.sink in self._selector.get_map()
         try:
-            while rest:
-                rest = rest[worker.process.stdin.write(rest) :]
+            while worker.unsent:
+                worker.unsent = worker.unsent[os.write(worker.sink, worker.unsent) :]
+        except BlockingIOError:
+            if not is_waiting:
+                self._selector.register(worker.sink, selectors.EVENT_WRITE, worker)
+            return
         except BrokenPipeError:
-            pass  # it is dead: the end of its output says so
+            worker.unsent = memoryview(b"")  # it is dead: the end of its output says so
+        if is_waiting:
+            self._selector.unregister(worker.sink)
 
     def _patience(self) -> float | None:
-        due = [worker.due for worker in self._workers.values() if worker.state != "idle"]
+        due = [worker.due for worker in self._workers if worker.state != "idle"]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _receive(self, worker: _Worker) -> None:
-        assert worker.process.stdout is not None, "opened with a pipe"
-        data = os.read(worker.process.stdout.fileno(), 1 << 20)
+        data = os.read(worker.source, 1 << 20)
         if not data:
             self._died(worker)
             return
         buffer = worker.buffer
         buffer += data
-        while len(buffer) >= HEADER.size:
-            end = HEADER.size + HEADER.unpack_from(buffer)[0]
-            if len(buffer) < end:
+        while worker in self._workers and len(buffer) >= HEADER.size:
+            size = HEADER.unpack_from(buffer)[0]
+            if len(buffer) < HEADER.size + size <= HEADER.size + MAX_FRAME:
                 return
-            message = pickle.loads(bytes(buffer[HEADER.size : end]))
-            del buffer[:end]
-            self._act(worker, *message)
+            body = bytes(buffer[HEADER.size : HEADER.size + size])
+            del buffer[: HEADER.size + size]
+            kind, detail = _message(body)
+            if kind in _TURN[worker.state]:
+                self._act(worker, kind, detail)
+            else:
+                self._died(worker, "it sent what is no message")
 
-    def _act(self, worker: _Worker, kind: str, detail: Any = None) -> None:
+    def _act(self, worker: _Worker, kind: str, detail: Any) -> None:
         if kind == "ready":
             worker.state, self._failed_starts = "idle", 0
             return
-        if kind == "started":
-            worker.state, worker.due = "running", time.monotonic() + self.config.deadline
-            return
         job = worker.job
         assert job is not None, "a worker answers what it was given"
-        if kind == "limit":
-            self._overrun(worker, detail)
+        if kind == "started":
+            self._loaded.add(job.spec)
+            worker.state, worker.due = "running", time.monotonic() + self.config.deadline
+            if not job.is_check:
+                return
+        elif kind == "limit":
+            lost = self._died if worker.state == "loading" else self._overrun
+            lost(worker, detail)
             return
-        if kind == "score":
-            value, verdict, components, reason, steps = detail
-            score = Score(value, verdict, components, reason, tuple(Step(*step) for step in steps))
-        else:
-            score = Score(0.0, "unscorable", reason=f"the verifier raised {detail}")
         worker.state, worker.job = "idle", None
-        self._finish(job.id, score)
+        if kind == "unloadable":
+            self._give_up_loading(job, detail)
+        else:
+            self._finish(job.id, _score(kind, detail))
 
     def _enforce(self) -> None:
         now = time.monotonic()
-        for worker in list(self._workers.values()):
+        for worker in list(self._workers):
             if worker.state == "idle" or now < worker.due:
                 continue
             if worker.state == "running":
                 self._overrun(worker, f"no result after {self.config.deadline:g} s")
+            elif worker.state == "loading":
+                self._load_hung(worker)
             else:
-                self._died(worker, f"was still {worker.state} after {_START_LIMIT:g} s")
+                self._died(worker, f"still starting after {_START_LIMIT:g} s")
 
     def _died(self, worker: _Worker, why: str = "") -> None:
         if worker.state == "running":
-            self._overrun(worker, "")
+            self._overrun(worker, why)
             return
         self._kill(worker)
-        why = why or f"ended while {worker.state} (exit status {worker.process.returncode})"
+        why = why or f"it ended (exit status {worker.process.returncode})"
         if worker.state == "starting":
             self._failed_starts += 1
             if self._failed_starts >= _MAX_FAILED_STARTS:
@@ -283,24 +382,46 @@ class Pool:
                 )
         job = worker.job
         if job is not None and worker.state == "loading":
-            if job.retried:  # loading does not depend on the response
-                reason = f"the verifier does not load: the worker {why}"
-                self._finish(job.id, Score(0.0, "unscorable", reason=reason))
+            if job.was_lost:
+                self._give_up_loading(
+                    job, f"{_name(job)}: while importing it, a worker was lost twice: {why}"
+                )
                 job = None
             else:
-                job = dataclasses.replace(job, retried=True)
+                job = dataclasses.replace(job, was_lost=True)
         self._start(job)
+
+    def _load_hung(self, worker: _Worker) -> None:
+        self._kill(worker)
+        job = worker.job
+        assert job is not None, "only a worker with a job loads"
+        if job.spec in self._loaded and not job.was_lost:
+            self._start(dataclasses.replace(job, was_lost=True))  # not the verifier's doing
+            return
+        why = f"its import was not done after load_deadline = {self.config.load_deadline:g} s"
+        self._give_up_loading(job, f"{_name(job)}: {why}; mend the module, or raise load_deadline")
+        self._start(None)
+
+    def _give_up_loading(self, job: _Job, why: str) -> None:
+        if job.spec not in self._loaded:
+            # Every other response would wait as long, and for nothing.
+            self._unloadable[job.spec] = why
+        self._finish_unloadable(job, why)
+
+    def _finish_unloadable(self, job: _Job, why: str) -> None:
+        reason = f"the verifier does not load: {why}"
+        self._finish(job.id, Score(0.0, "unscorable", reason=reason))
 
     def _overrun(self, worker: _Worker, why: str) -> None:
         self._kill(worker)
         why = why or f"the worker died (exit status {worker.process.returncode})"
         job = worker.job
         assert job is not None, "only a worker with a job runs"
-        if job.retried:
+        if job.has_overrun:
             self._finish(job.id, Score(0.0, "wrong", reason=f"limit: {why}, twice"))
             self._start(None)
         else:
-            self._start(dataclasses.replace(job, retried=True))
+            self._start(dataclasses.replace(job, has_overrun=True))
 
     def _kill(self, worker: _Worker) -> None:
         process = worker.process
@@ -309,8 +430,39 @@ class Pool:
             os.killpg(process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             pass  # it has ended by itself, and left no children
-        self._selector.unregister(process.stdout)
-        del self._workers[process.stdout.fileno()]
+        self._selector.unregister(worker.source)
+        if worker.sink in self._selector.get_map():
+            self._selector.unregister(worker.sink)
+        self._workers.remove(worker)
         process.stdin.close()
         process.stdout.close()
         process.wait()
+
+
+def _score(kind: str, detail: Any) -> Score:
+    if kind == "fault":
+        return Score(0.0, "unscorable", reason=detail)
+    if kind == "started":  # of a check, which asks for nothing more
+        return Score(1.0, "right", reason="the verifier loads")
+    value, verdict, components, reason, steps = detail
+    return Score(value, verdict, components, reason, tuple(Step(*step) for step in steps))
+
+
+def _message(body: bytes) -> tuple[str, Any]:
+    """Kind and detail of what a worker sent; no kind where a verifier wrote into the pipe."""
+    try:
+        match json.loads(body):
+            case [str(kind)]:
+                return kind, None
+            case [str(kind), detail]:
+                return kind, detail
+    except (ValueError, RecursionError):
+        pass
+    return "", None
+
+
+def _name(job: _Job) -> str:
+    try:
+        return name(build(pickle.loads(job.spec)))
+    except ValueError:
+        return "its spec is faulty"

@@ -1,14 +1,15 @@
-"""The verifiers a spec can name, and how a spec becomes one."""
+"""The verifiers a spec can name, how a spec becomes one, and what it says without being called."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from jaxrl_vr.config import parse
-from jaxrl_vr.verifiers.compose import Weighted
+from jaxrl_vr.types import Example
+from jaxrl_vr.verifiers.compose import Single, Weighted
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
@@ -23,9 +24,45 @@ Verifier = Annotated[
 
 
 def build(spec: Mapping[str, Any]) -> Verifier:
-    """The verifier that `spec` (`{"type": "math", ...}`) describes.
+    """The verifier that `spec` (`{"type": "math", ...}`) describes. Imports nothing of the user's.
 
     Raises:
-      ValueError: an unknown type or key, a value that does not fit, a path that cannot be imported.
+      ValueError: an unknown type or key, a value that does not fit.
     """
     return parse(Verifier, dict(spec))
+
+
+def parts(verifier: Verifier) -> list[Single]:
+    """The verifiers that a weighted one is made of; any other is its own part."""
+    if isinstance(verifier, Weighted):
+        return [part.verifier for part in verifier.parts]
+    return [verifier]
+
+
+def name(verifier: Verifier) -> str:
+    """What messages call it: its type, of a custom one the import path, of a weighted one both."""
+    named = [part.path if isinstance(part, Custom) else part.type for part in parts(verifier)]
+    return f"weighted({', '.join(named)})" if isinstance(verifier, Weighted) else named[0]
+
+
+def needs_reference(spec: Mapping[str, Any]) -> bool:
+    """Whether it compares with a reference, so that no answer can be scored without one.
+
+    False where that is not known: a custom verifier may use the reference or not.
+    """
+    return any(part.needs_reference for part in parts(build(spec)))
+
+
+def check_references(examples: Iterable[Example]) -> None:
+    """Checks that every example has the reference that its verifier compares with.
+
+    Raises:
+      ValueError: the first that has none, with its source and id.
+    """
+    for example in examples:
+        if not example.reference.strip() and needs_reference(example.verifier):
+            raise ValueError(
+                f"source {example.source!r}, example {example.id!r}: it has no reference, and its "
+                f"verifier {name(build(example.verifier))!r} compares with one: name the field "
+                "that holds it as fields.reference, or complete or delete the record"
+            )

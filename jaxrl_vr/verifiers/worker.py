@@ -1,17 +1,19 @@
 """The worker process: scores one response after another until its standard input ends.
 
-Frames are eight bytes of length and a pickle, both ways. From the parent: `(spec, example,
-response)`. To the parent: `("ready",)` once, then for each response `("started",)` when its
-verifier is loaded, from where the deadline counts, and `("score", fields)`, `("limit", why)` or
-`("fault", why)`. After a "limit" the worker ends: what a MemoryError leaves behind is not trusted.
-Started by `pool`, which also decides deadlines and retries.
+A frame is eight bytes of length and a body. From the parent the body is a pickle of `(spec,
+example, response)`, where an example of None only asks whether the verifier loads. To the parent it
+is JSON, because the parent shall never run what a verifier made: `["ready"]` once, then for each
+response `["unloadable", why]`, or `["started"]` when its verifier is loaded, from where the
+deadline counts, and `["score", fields]` or `["fault", why]`. Nothing follows `["started"]` where
+there is no example. `["limit", why]` may stand in each place, and the worker ends after it: what a
+MemoryError leaves behind is not trusted. Started by `pool`, which decides deadlines and retries.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import functools
-import math
+import json
 import os
 import pickle
 import queue
@@ -19,105 +21,137 @@ import resource
 import signal
 import struct
 import threading
-from typing import Any, BinaryIO
+from typing import Any
 
 from jaxrl_vr.types import Score
-from jaxrl_vr.verifiers.compose import Weighted
+from jaxrl_vr.verifiers.custom import Custom
+from jaxrl_vr.verifiers.judgement import BadScore, checked
 from jaxrl_vr.verifiers.math_answer import MathAnswer
-from jaxrl_vr.verifiers.spec import Verifier, build
+from jaxrl_vr.verifiers.spec import Verifier, build, name, parts
+from jaxrl_vr.verifiers.text import one_line
 
 HEADER = struct.Struct("<Q")
-_ORPHAN_GRACE = 60.0  # seconds past the deadline: only a worker without a parent gets there
+MAX_FRAME = 1 << 24  # bytes of a message to the parent; no score comes near
+_ORPHAN_GRACE = 60.0  # seconds past the deadlines: only a worker without a parent gets there
 
 
-def frame(message: object) -> bytes:
-    """`message` as it crosses the pipe."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+def frame(body: bytes) -> bytes:
+    """`body` as it crosses the pipe."""
     return HEADER.pack(len(body)) + body
 
 
-def main(memory: int, deadline: float) -> None:
-    """Runs the worker; ends when the parent closes its end or dies."""
+def main(memory: int, patience: float) -> None:
+    """Runs the worker; ends when the parent closes its end or dies.
+
+    Args:
+      memory: bytes of address space, 0 for no limit.
+      patience: seconds after which the parent has given up any response.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    source, sink = _private_channel()
+    channel = _Channel()
     if memory:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(source, jobs), daemon=True).start()
+    threading.Thread(target=channel.read, args=(jobs,), daemon=True).start()
     with open(os.devnull, "w") as devnull:
-        _send(sink, ("ready",))
+        channel.send("ready")
         while True:
             spec, example, response = jobs.get()
             # A C loop that holds the interpreter lock starves the reading thread, so that the
             # end of the parent goes unseen; this clock runs without the lock.
-            faulthandler.dump_traceback_later(deadline + _ORPHAN_GRACE, exit=True, file=devnull)
-            answer = _answer(sink, spec, example, response)
+            faulthandler.dump_traceback_later(patience + _ORPHAN_GRACE, exit=True, file=devnull)
+            is_sound = _answer(channel, spec, example, response)
             faulthandler.cancel_dump_traceback_later()
-            _send(sink, answer)
-            if answer[0] == "limit":
+            if not is_sound:
                 return
 
 
-def _private_channel() -> tuple[BinaryIO, BinaryIO]:
-    """The two pipes under new numbers; a verifier that prints or reads meets /dev/null."""
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    devnull = os.open(os.devnull, os.O_RDWR)
-    os.dup2(devnull, 0)
-    os.dup2(devnull, 1)
-    os.close(devnull)
-    return source, sink
+class _Channel:
+    """The two pipes under new numbers; a verifier that prints or reads meets /dev/null.
+
+    A child that a verifier forks has none of it: it must neither answer in the worker's place nor
+    hide the worker's end by holding the pipes open.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._source, self._sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+        devnull = os.open(os.devnull, os.O_RDWR)
+        os.dup2(devnull, 0)
+        os.dup2(devnull, 1)
+        os.close(devnull)
+        ends = (self._source.fileno(), self._sink.fileno())
+        os.register_at_fork(after_in_child=lambda: [os.close(end) for end in ends])
+
+    def read(self, jobs: queue.SimpleQueue[Any]) -> None:
+        """Puts what the parent sends into `jobs`; with no more to come, ends the process."""
+        try:
+            while len(header := self._source.read(HEADER.size)) == HEADER.size:
+                jobs.put(pickle.loads(self._source.read(HEADER.unpack(header)[0])))
+        finally:
+            os._exit(0)  # the parent is gone, also while a verifier runs, or the pipe was closed
+
+    def send(self, *message: Any) -> None:
+        """Sends a message to the parent; a forked child that gets here ends."""
+        if os.getpid() != self._pid:
+            os._exit(1)
+        body = frame(json.dumps(message).encode())
+        try:
+            self._sink.write(body)
+            self._sink.flush()
+        except BrokenPipeError:
+            os._exit(0)
 
 
-def _read(source: BinaryIO, jobs: queue.SimpleQueue[Any]) -> None:
-    while True:
-        header = source.read(HEADER.size)
-        if len(header) < HEADER.size:
-            os._exit(0)  # the parent is gone, also while a verifier runs
-        jobs.put(pickle.loads(source.read(HEADER.unpack(header)[0])))
-
-
-def _send(sink: BinaryIO, message: object) -> None:
-    try:
-        sink.write(frame(message))
-        sink.flush()
-    except BrokenPipeError:
-        os._exit(0)
-
-
-def _answer(sink: BinaryIO, spec: bytes, example: Any, response: str) -> tuple[str, Any]:
+def _answer(channel: _Channel, spec: bytes, example: Any, response: str) -> bool:
+    """Scores one response; returns whether the process can be trusted with more."""
     # The boundary where whatever a verifier raises becomes data.
     try:
         verifier = _load(spec)
-        _send(sink, ("started",))
-        return "score", _fields(verifier(example, response))
     except MemoryError:
-        return "limit", "out of memory"
+        channel.send("limit", "out of memory")
+        return False
+    except BaseException as error:
+        is_ours = isinstance(error, ValueError)  # and says all in its text
+        channel.send("unloadable", one_line(str(error)) if is_ours else _said(error))
+        return True
+    channel.send("started")
+    if example is None:
+        return True
+    try:
+        channel.send("score", _fields(checked(verifier(example, response), name(verifier))))
+    except MemoryError:
+        channel.send("limit", "out of memory")
+        return False
     except RecursionError:
-        return "limit", "recursion too deep"
-    except (Exception, SystemExit) as error:
-        return "fault", " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        channel.send("limit", "recursion too deep")
+        return False
+    except BadScore as error:
+        channel.send("fault", one_line(str(error)))
+    except BaseException as error:
+        channel.send("fault", f"the verifier raised {_said(error)}")
+    return True
 
 
 @functools.lru_cache(maxsize=256)
 def _load(spec: bytes) -> Verifier:
     verifier = build(pickle.loads(spec))
-    parts = [p.verifier for p in verifier.parts] if isinstance(verifier, Weighted) else [verifier]
-    if any(isinstance(part, MathAnswer) for part in parts):
-        import sympy  # noqa: F401  (so that the first response does not pay for the import)
+    for part in parts(verifier):
+        if isinstance(part, Custom):
+            part.load()
+        if isinstance(part, MathAnswer):
+            import sympy  # noqa: F401  (so that the first response does not pay for the import)
     return verifier
 
 
+def _said(error: BaseException) -> str:
+    try:
+        return one_line(f"{type(error).__name__}: {error}")
+    except BaseException:  # of an exception whose text cannot be had
+        return type(error).__name__
+
+
 def _fields(score: Score) -> tuple[Any, ...]:
-    """A score as plain values, checked: a custom verifier may have put anything in it."""
-    if not isinstance(score, Score):
-        raise TypeError(f"the verifier returned {type(score).__name__}, not a Score")
-    if score.verdict not in ("right", "wrong", "no_answer", "unscorable"):
-        raise ValueError(f"the verifier returned the verdict {score.verdict!r}")
-    components = {str(name): float(x) for name, x in score.components.items()}
-    steps = tuple((int(step.end), float(step.value)) for step in score.steps)
-    value = float(score.value)
-    for number in (value, *components.values(), *(x for _, x in steps)):
-        if not math.isfinite(number):
-            raise ValueError(f"the verifier returned {number}")
-    return value, str(score.verdict), components, str(score.reason), steps
+    steps = [(step.end, step.value) for step in score.steps]
+    return score.value, score.verdict, dict(score.components), score.reason, steps

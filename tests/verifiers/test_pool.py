@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_vr.types import Example, Score
+from jaxrl_vr.config import parse
+from jaxrl_vr.types import Example, Score, Step
 from jaxrl_vr.verifiers.pool import Pool, PoolConfig
 
 SHARED = Path(__file__).parents[2] / "../shared"
@@ -40,6 +41,58 @@ def act(example, response, file=""):
         sys.exit("bye")
     if response == "none":
         return None
+    if response == "interrupt":
+        raise KeyboardInterrupt
+    if response == "cancelled":
+        import asyncio
+        raise asyncio.CancelledError("too late")
+    if response == "unsayable":
+        class Mute(Exception):
+            def __str__(self):
+                raise ValueError
+        raise Mute
+    if response == "noise":
+        for _ in range(1000):
+            print("x" * 1000, file=sys.stderr)
+    if response == "close":
+        for file in (sys.stdin, sys.stdout):
+            os.close(file.fileno())
+        sys.stdin = sys.stdout = None
+    if response == "close all":
+        os.closerange(0, 256)
+    if response == "fork":
+        os.fork()
+    if response == "fork and die":
+        if os.fork() == 0:
+            time.sleep(600)
+        os._exit(3)
+    if response == "thread":
+        import threading
+        threading.Thread(target=time.sleep, args=(600,)).start()
+    if response == "deaf":
+        import signal
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM):
+            signal.signal(number, signal.SIG_IGN)
+        while True:
+            time.sleep(600)
+    if response == "alarm":
+        import signal
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+    if response == "stop":
+        import signal, threading
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    if response == "garbage":
+        for end in range(3, 12):
+            try:
+                os.write(end, b"\\x05\\0\\0\\0\\0\\0\\0\\0[[1]]" * 3)
+            except OSError:
+                pass
+    if response == "flood":
+        for end in range(3, 12):
+            try:
+                os.write(end, b"\\xff" * 30)
+            except OSError:
+                pass
     if response == "print":
         print("x" * 100_000, flush=True)
         os.write(1, b"not a frame")
@@ -76,10 +129,17 @@ def math_task(reference: str) -> Example:
 def scores(pool: Pool, task: Example, *responses: str) -> list[Score]:
     for i, response in enumerate(responses):
         pool.submit(i, task, response)
-    done = pool.drain()
+    done = drain(pool)
     assert sorted(i for i, _ in done) == list(range(len(responses)))
     assert pool.pending == 0
     return [score for _, score in sorted(done, key=lambda pair: pair[0])]
+
+
+def drain(pool: Pool) -> list[tuple[int, Score]]:
+    done = []
+    while pool.pending:
+        done += pool.poll(timeout=60.0)
+    return done
 
 
 def children() -> set[int]:
@@ -111,11 +171,11 @@ def test_many_jobs_each_scored_once():
         assert pool.pending == 300
         early = pool.poll(timeout=30.0)
         assert early and pool.pending == 300 - len(early)
-        done = early + pool.drain()
+        done = early + drain(pool)
         assert sorted(i for i, _ in done) == list(range(300))
         for i, score in done:
             assert score.verdict == ("right" if i % 7 == i % 3 else "wrong")
-        assert pool.poll() == [] and pool.drain() == []
+        assert pool.poll() == []
 
 
 def test_hang_is_killed_tried_again_then_wrong(bad, tmp_path):
@@ -133,7 +193,7 @@ def test_other_responses_go_on_beside_a_hang(bad):
         pool.submit(-1, bad, "hang")
         for i in range(20):
             pool.submit(i, bad, "ok")
-        done = pool.drain()
+        done = drain(pool)
     assert [i for i, _ in done][-1] == -1
     assert sum(score.verdict == "right" for _, score in done) == 20
 
@@ -250,11 +310,15 @@ def test_workers_end_with_their_parent_and_never_run_its_main(bad, tmp_path):
     assert (tmp_path / "mains").read_text() == "main\n"
 
 
-def test_workers_that_cannot_start_are_an_error():
-    with Pool(workers=1, memory=1 << 20) as pool:
+def test_workers_that_cannot_start_are_an_error(tmp_path, monkeypatch):
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 7\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with Pool(workers=1) as pool:
         pool.submit(0, math_task("5"), r"\boxed{5}")
-        with pytest.raises(RuntimeError, match="workers do not start.*memory limit"):
-            pool.drain()
+        with pytest.raises(RuntimeError, match=r"do not start: it ended \(exit status 7\).*memory"):
+            drain(pool)
 
 
 def test_settings():
@@ -263,6 +327,333 @@ def test_settings():
         Pool(PoolConfig(), workers=2)
     with pytest.raises(ValueError, match="deadline"):
         Pool(deadline=0.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("workers", 0, "workers = 0: must be greater than or equal to 1"),
+        ("workers", 10_000, "workers = 10000: must be less than or equal to 256"),
+        ("deadline", 0.0, "deadline = 0.0: must be greater than 0"),
+        ("deadline", -1.0, "deadline = -1.0: must be greater than 0"),
+        ("deadline", 1e7, "deadline = 10000000.0: must be less than or equal to 86400"),
+        ("deadline", float("inf"), "deadline = inf: must be less than or equal to 86400"),
+        ("deadline", float("nan"), "deadline = nan: must be less than or equal to 86400"),
+        ("load_deadline", 1e10, "load_deadline = 10000000000.0: must be less than or equal to 86"),
+        ("memory", 1, "memory = 1: is in bytes, and a worker needs at least 268435456 (256 MiB)"),
+        ("memory", 2048, "0 is no limit"),
+        ("memory", -1, "memory = -1: must be greater than or equal to 0"),
+        ("memory", 1 << 70, "must be less than or equal to 1125899906842624"),
+        ("max_chars", 0, "max_chars = 0: must be greater than or equal to 1"),
+    ],
+)
+def test_settings_beyond_their_bounds(field, value, said):
+    with pytest.raises(ValueError) as error:
+        parse(PoolConfig, {field: value})
+    assert said in str(error.value)
+
+
+def test_a_worker_runs_in_the_least_memory():
+    with Pool(workers=1, memory=256 << 20) as pool:
+        (score,) = scores(pool, math_task(r"\frac{1}{\sqrt{2}}"), r"\boxed{\frac{\sqrt{2}}{2}}")
+    assert score.verdict == "right"
+
+
+def test_the_longest_deadlines_fit_the_timers():
+    with Pool(workers=1, deadline=86_400.0, load_deadline=86_400.0) as pool:
+        assert scores(pool, math_task("5"), r"\boxed{5}")[0].verdict == "right"
+
+
+# What verifiers do to their process
+
+
+@pytest.mark.parametrize("response", ["noise", "close", "fork", "thread", "alarm"])
+def test_what_a_verifier_may_do(bad, response, tmp_path):
+    with Pool(workers=1) as pool:
+        odd, *after = scores(pool, bad, response, "ok", "ok")
+        assert odd == Score(1.0, "right")
+        if response == "alarm":
+            wait_until_gone(int((tmp_path / "log").read_text().split()[0]))
+        after += scores(pool, bad, "ok")
+    assert [score.verdict for score in after] == ["right"] * 3
+
+
+@pytest.mark.parametrize(
+    ("response", "why"),
+    [
+        ("close all", "the worker died"),
+        ("fork and die", "the worker died (exit status 3)"),  # though its child lives on
+        ("deaf", "no result after 2 s"),
+        ("garbage", "it sent what is no message"),
+        ("flood", "it sent what is no message"),
+    ],
+)
+def test_what_a_verifier_may_not_do_is_a_limit(bad, response, why):
+    with Pool(workers=1, deadline=2.0) as pool:
+        lost, after = scores(pool, bad, response, "ok")
+    assert (lost.value, lost.verdict) == (0.0, "wrong")
+    assert lost.reason.startswith(f"limit: {why}") and lost.reason.endswith(", twice")
+    assert after == Score(1.0, "right")
+
+
+@pytest.mark.parametrize(
+    ("response", "said"),
+    [
+        ("interrupt", "KeyboardInterrupt:"),
+        ("cancelled", "CancelledError: too late"),
+        ("unsayable", "Mute"),
+    ],
+)
+def test_whatever_is_raised_is_unscorable(bad, response, said):
+    with Pool(workers=1) as pool:
+        raised, after = scores(pool, bad, response, "ok")
+    assert raised == Score(0.0, "unscorable", reason=f"the verifier raised {said}")
+    assert after == Score(1.0, "right")
+
+
+def test_an_idle_worker_that_is_killed_is_replaced(bad, tmp_path):
+    with Pool(workers=1) as pool:
+        for _ in range(3):
+            assert scores(pool, bad, "ok")[0].verdict == "right"
+            pid = int((tmp_path / "log").read_text().split()[-2])
+            os.kill(pid, signal.SIGKILL)
+        (hung,) = scores(pool, bad, "once")
+        assert hung.verdict == "right"
+
+
+def test_a_worker_that_stops_reading_holds_up_nobody(bad, tmp_path):
+    # Its pipe takes 64 KiB; the rest must not be waited for.
+    with Pool(workers=2, max_chars=1_000_000, load_deadline=5.0) as pool:
+        assert scores(pool, bad, "stop", "ok")[0].verdict == "right"
+        runs = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+        (stopped,) = [pid for pid, response in runs if response == "stop"]
+        for _ in range(400):
+            if Path(f"/proc/{stopped}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                break
+            time.sleep(0.05)
+        done = scores(pool, bad, *["x" * 900_000] * 4)
+    assert done == [Score(1.0, "right")] * 4
+
+
+# What they return
+
+
+RETURNS = """
+from jaxrl_vr.types import Score, Step
+
+class Sly(str):
+    def __reduce__(self):
+        raise AssertionError("pickled")
+    __str__ = lambda self: self
+
+def act(example, response):
+    return eval(response)
+"""
+
+
+@pytest.fixture
+def returning(tmp_path, monkeypatch):
+    """A task whose verifier returns what the response says."""
+    (tmp_path / "returning.py").write_text(RETURNS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Example(id="0", prompt="q", verifier={"type": "custom", "path": "returning:act"})
+
+
+RANGE = "return a finite number between -1000000 and 1000000"
+VERDICTS = "return one of right, wrong, no_answer, unscorable"
+BAD_RESULTS = {
+    "None": "NoneType; return a Score, a float or a bool",
+    "'1.0'": "str; return a Score, a float or a bool",
+    "float('nan')": f"the value nan; {RANGE}",
+    "-float('inf')": f"the value -inf; {RANGE}",
+    "1e20": f"the value 1e+20; {RANGE}",
+    "-1000001": f"the value -1000001; {RANGE}",
+    "10 ** 5000": f"the value of a huge integer; {RANGE}",
+    "Score(float('nan'), 'right')": f"the value nan; {RANGE}",
+    "Score(1e38, 'right')": f"the value 1e+38; {RANGE}",
+    "Score('1.0', 'right')": f"the value '1.0'; {RANGE}",
+    "Score(None, 'right')": f"the value None; {RANGE}",
+    "Score(1.0, 'correct')": f"the verdict 'correct'; {VERDICTS}",
+    "Score(1.0, True)": f"the verdict True; {VERDICTS}",
+    "Score(1.0, ['right'])": f"the verdict ['right']; {VERDICTS}",
+    "Score(1.0, 'right', [1.0])": "components of type list; return a dict of numbers",
+    "Score(1.0, 'right', {'a': 1e300})": f"the component 'a' 1e+300; {RANGE}",
+    "Score(1.0, 'right', {i: 0 for i in range(1001)})": "1001 components; return at most 1000",
+    "Score(1.0, 'right', steps=(Step(1, 0),) * 10**6)": "1000000 steps; return at most 100000",
+    "Score(1.0, 'right', steps=((1, 2.0),))": "a step of type tuple; return Step(end, value)",
+    "Score(1.0, 'right', steps=None)": "steps of type NoneType; return a tuple of Steps",
+    "Score(1.0, 'right', steps=(Step(-1, 2.0),))": "a step that ends at -1; count characters",
+    "Score(1.0, 'right', steps=(Step(1, 1e9),))": f"the step value 1000000000.0; {RANGE}",
+}
+
+
+def test_what_is_no_score_is_unscorable_and_says_whose_it_is(returning):
+    with Pool(workers=1) as pool:
+        *found, after = scores(pool, returning, *BAD_RESULTS, "True")
+    assert [(s.value, s.verdict, s.reason) for s in found] == [
+        (0.0, "unscorable", f"returning:act returned {said}") for said in BAD_RESULTS.values()
+    ]
+    assert after == Score(1.0, "right")
+
+
+def test_values_up_to_the_bounds_pass(returning):
+    with Pool(workers=1) as pool:
+        found = scores(pool, returning, "1e6", "-1e6", "-0.5", "Score(-3, 'right', {'a': True})")
+    assert found == [
+        Score(1e6, "right"),
+        Score(-1e6, "wrong"),
+        Score(-0.5, "wrong"),
+        Score(-3.0, "right", {"a": 1.0}),
+    ]
+
+
+def test_the_largest_score_passes(returning):
+    components = "{f'{i:03}' + '\\U00010000' * 1000: i for i in range(1000)}"
+    steps = "(Step(10**9, -1 / 3),) * 100_000"
+    with Pool(workers=1, deadline=60.0) as pool:
+        (score,) = scores(pool, returning, f"Score(1, 'right', {components}, 'é' * 999, {steps})")
+    assert score.components == {f"{i:03}" + "\U00010000" * 96 + "…": float(i) for i in range(1000)}
+    assert score.steps == (Step(10**9, -1 / 3),) * 100_000
+
+
+def test_reasons_are_one_printable_line(returning):
+    reasons = {
+        r"'lone \ud800 and \udfff'": "lone \ufffd and \ufffd",
+        r"'two\nlines\r\n\tand \u2028 more '": "two lines and more",
+        r"'\x1b[31mred\0'": "\ufffd[31mred\ufffd",
+        "'é ∑ 𝄞'": "é ∑ 𝄞",
+        "'x' * 10**7": "x" * 499 + "…",
+        "Sly('plain')": "plain",
+        "None": "",
+        "5": "5",
+    }
+    with Pool(workers=1) as pool:
+        found = scores(pool, returning, *[f"Score(0, 'wrong', reason={r})" for r in reasons])
+        (named,) = scores(pool, returning, r"Score(0, 'wrong', {'a\n\udc80': 1})")
+        (raised,) = scores(pool, returning, r"{}['\ud800']" + "\n")
+    assert [score.reason for score in found] == list(reasons.values())
+    assert all(type(score.reason) is str for score in found)
+    assert named.components == {"a \ufffd": 1.0}
+    assert raised.reason == r"the verifier raised KeyError: '\ud800'"
+
+
+def test_lone_surrogates_of_a_response_are_replaced(returning):
+    with Pool(workers=1) as pool:
+        (score,) = scores(pool, returning, "Score(0, 'wrong', reason='\ud800x'.encode().hex())")
+    assert score.reason == "efbfbd78"
+
+
+# Loading
+
+
+LOADING = {
+    "hangs": ("import time\ntime.sleep(600)", "load_deadline = 3 s; mend the module, or raise"),
+    "spins": ("while True:\n    pass", "its import was not done after load_deadline = 3 s"),
+    "dies": ("import os\nos._exit(3)", "a worker was lost twice: it ended (exit status 3)"),
+    "grows": ("x = bytearray(1 << 40)", "a worker was lost twice: out of memory"),
+    "exits": ("import sys\nsys.exit('no\\nkey')", "raised SystemExit: no key; mend the module"),
+    "interrupts": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    "syntax": ("def f(:\n", "raised SyntaxError: invalid syntax (syntax.py, line 1)"),
+    "key": ("{}['x']", "importing 'key' raised KeyError: 'x'; mend the module"),
+    "needs": ("import no_such", "cannot import 'needs' (No module named 'no_such'); install it"),
+    "lacks": ("def g(example, response): ...", "module 'lacks' has no 'f'; name a function of it"),
+    "near": ("def ff(example, response): ...", "module 'near' has no 'f'; did you mean 'ff'?"),
+    "data": ("f = 'x'", "'f' is a str, not a function"),
+    "one": ("def f(example): ...", "cannot be called as function(example, response, **kwargs)"),
+}
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Where modules of verifiers lie; importing one here is seen."""
+    for name, (text, _) in LOADING.items():
+        (tmp_path / f"{name}.py").write_text(text + "\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    assert not set(LOADING) & set(sys.modules)
+
+
+def spec_of(module: str) -> dict:
+    return {"type": "custom", "path": f"{module}:f"}
+
+
+def test_check_says_what_does_not_load(modules):
+    with Pool(workers=2, load_deadline=3.0) as pool:
+        with pytest.raises(ValueError) as error:
+            pool.check({f"data.{name}.verifier": spec_of(name) for name in LOADING})
+        lines = str(error.value).splitlines()
+        assert len(lines) == len(LOADING)
+        for line, (name, (_, said)) in zip(lines, LOADING.items(), strict=True):
+            assert line.startswith(f"data.{name}.verifier: the verifier does not load: ")
+            assert name in line.partition("load: ")[2] and said in line
+        # The pool goes on, and asks no hanging module again.
+        assert scores(pool, math_task("5"), r"\boxed{5}")[0].verdict == "right"
+        task = Example(id="0", prompt="q", verifier=spec_of("hangs"))
+        before = children()
+        found = scores(pool, task, *["x"] * 100)
+        assert {score.verdict for score in found} == {"unscorable"}
+        assert children() == before
+
+
+def test_check_of_what_loads_is_silent(bad):
+    weighted = {"type": "weighted", "parts": [{"verifier": dict(bad.verifier)}]}
+    with Pool(workers=1) as pool:
+        waited = []
+        pool.check(
+            {"a": bad.verifier, "b": weighted, "c": {"type": "math"}},
+            waiting=lambda: waited.append(1),
+        )
+        assert waited and pool.pending == 0
+        assert scores(pool, bad, "ok") == [Score(1.0, "right")]
+        pool.submit(0, bad, "ok")
+        with pytest.raises(ValueError, match="1 scores are pending"):
+            pool.check({"a": bad.verifier})
+        drain(pool)
+
+
+def test_check_names_the_parts_of_a_weighted_verifier(modules):
+    weighted = {
+        "type": "weighted",
+        "parts": [{"verifier": {"type": "format"}}, {"verifier": spec_of("hangs")}],
+    }
+    with Pool(workers=1, load_deadline=3.0) as pool:
+        with pytest.raises(ValueError, match=r"weighted\(format, hangs:f\): its import was not"):
+            pool.check({"data.x.verifier": weighted})
+
+
+def test_a_check_can_be_interrupted(modules):
+    class Interrupted(Exception):
+        pass
+
+    def interrupt():
+        raise Interrupted
+
+    with Pool(workers=1) as pool:
+        with pytest.raises(Interrupted):
+            pool.check({"a": spec_of("hangs")}, waiting=interrupt)
+
+
+def test_a_module_that_hangs_later_loses_no_other_score(modules):
+    """A verifier that has loaded once is tried again whenever it does not."""
+    (modules / "moody.py").write_text(
+        textwrap.dedent(f"""
+        import os, pathlib, time
+        mark = pathlib.Path({str(modules / "mark")!r})
+        while mark.exists() and mark.read_text():
+            mark.write_text(mark.read_text()[1:])
+            time.sleep(600)
+
+        def f(example, response):
+            return response == "ok" or os._exit(3)
+        """)
+    )
+    task = Example(id="0", prompt="q", verifier=spec_of("moody"))
+    with Pool(workers=1, load_deadline=3.0) as pool:
+        assert scores(pool, task, "ok")[0].verdict == "right"
+        (modules / "mark").write_text("x")
+        died, after = scores(pool, task, "die", "ok")
+    assert died.reason == "limit: the worker died (exit status 3), twice"
+    assert after.verdict == "right"
 
 
 def test_no_false_pass_on_the_labelled_cases():
@@ -274,7 +665,7 @@ def test_no_false_pass_on_the_labelled_cases():
     with Pool(workers=2) as pool:
         for i, case in enumerate(cases):
             pool.submit(i, math_task(case["gold"]), case["response"])
-        verdicts = {i: score.verdict for i, score in pool.drain()}
+        verdicts = {i: score.verdict for i, score in drain(pool)}
     assert len(verdicts) == len(cases)
     passed = {i for i, verdict in verdicts.items() if verdict == "right"}
     assert [cases[i]["id"] for i in sorted(passed) if not cases[i]["equal"]] == []

@@ -1,13 +1,16 @@
 """Specs, weighted composition and custom verifiers."""
 
+import sys
+
 import pytest
 
 from jaxrl_vr.types import Example, Score, Step
 from jaxrl_vr.verifiers.compose import Weighted
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
+from jaxrl_vr.verifiers.judgement import BadScore
 from jaxrl_vr.verifiers.math_answer import MathAnswer
-from jaxrl_vr.verifiers.spec import build
+from jaxrl_vr.verifiers.spec import build, check_references, name, needs_reference
 
 TASK = Example(id="0", prompt="q", reference="5")
 BOTH = {
@@ -59,15 +62,73 @@ def test_build_picks_the_type():
         ({**BOTH, "decides": "style"}, r"decides is 'style'.*'math', 'format'"),
         ({"type": "weighted", "parts": BOTH["parts"][:1] * 2}, "set `name`"),
         ({"type": "custom", "path": "no_colon"}, "package.module:function"),
-        ({"type": "custom", "path": "no_such_module:f"}, "cannot import 'no_such_module'"),
-        ({"type": "custom", "path": "json:no_such"}, "module 'json' has no 'no_such'"),
-        ({"type": "custom", "path": "json:__name__"}, "is a str, not a function"),
-        ({"type": "custom", "path": f"{__name__}:half", "kwargs": {"x": 1}}, "do not fit"),
+        ({"type": "custom", "path": "..x:f"}, r"\.\.x:f.*package.module:function"),
+        ({"type": "custom", "path": "x:f:g"}, "package.module:function"),
+        ({"type": "custom", "path": "x:"}, "package.module:function"),
+        ({"type": "custom", "path": ":f"}, "package.module:function"),
+        ({"type": "custom", "path": "a b:f"}, "package.module:function"),
+        ({"type": "custom", "path": "class:f"}, "package.module:function"),
+        ({"type": "weighted", "parts": [{"verifier": {"type": "math"}, "weight": 1e7}]}, "weight"),
     ],
 )
 def test_wrong_spec_says_why(spec, said):
     with pytest.raises(ValueError, match=said):
         build(spec)
+
+
+def test_building_imports_nothing(tmp_path, monkeypatch):
+    (tmp_path / "mark_me.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = {"type": "custom", "path": "mark_me:f", "kwargs": {"x": 1}}
+    for verifier in (build(spec), build({"type": "weighted", "parts": [{"verifier": spec}]})):
+        assert verifier.answer(TASK, "x") is None
+        assert "mark_me:f" in name(verifier)
+    assert "mark_me" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("path", "kwargs", "said"),
+    [
+        ("no_such_module:f", {}, "cannot import 'no_such_module'.*; install it, or start the run"),
+        ("json.no_such:f", {}, "cannot import 'json.no_such'"),
+        ("json:no_such", {}, "module 'json' has no 'no_such'; name a function of it"),
+        ("json:load_", {}, "module 'json' has no 'load_'; did you mean 'load'?"),
+        ("json:__name__", {}, "'__name__' is a str, not a function"),
+        ("builtins:len", {}, r"cannot be called as function\(example, response, \*\*kwargs\): too"),
+        (f"{__name__}:half", {"x": 1}, r"with kwargs \['x'\]: got an unexpected keyword argument"),
+        (f"{__name__}:half", {"response": 1}, "multiple values for argument 'response'"),
+    ],
+)
+def test_custom_that_does_not_load_says_why(path, kwargs, said):
+    with pytest.raises(ValueError, match=f"^path '{path}': .*{said}"):
+        Custom(path=path, kwargs=kwargs).load()
+
+
+def test_compiled_functions_without_signature_are_taken():
+    assert Custom(path="builtins:min").load() is min
+
+
+def test_names_and_need_of_a_reference():
+    specs = [
+        ({"type": "math"}, "math", True),
+        ({"type": "exact"}, "exact", True),
+        ({"type": "format"}, "format", False),
+        ({"type": "custom", "path": "a.b:f"}, "a.b:f", False),
+        (BOTH, "weighted(math, format)", True),
+        ({"type": "weighted", "parts": BOTH["parts"][1:]}, "weighted(format)", False),
+    ]
+    for spec, called, needs in specs:
+        assert (name(build(spec)), needs_reference(spec)) == (called, needs)
+
+
+def test_an_example_without_the_reference_it_needs_is_named():
+    def example(id: str, verifier: str, reference: str = "") -> Example:
+        return Example(id, "q", reference, {"type": verifier}, source="sums")
+
+    check_references([example("0", "math", "5"), example("1", "format")])
+    for reference in ("", " \n"):
+        with pytest.raises(ValueError, match=r"source 'sums', example '2'.*'exact'.*reference"):
+            check_references([example("0", "exact", "5"), example("2", "exact", reference)])
 
 
 def test_weighted_sum():
@@ -110,7 +171,7 @@ def test_custom_results():
     assert custom("of_length", limit=3)(TASK, "short") == Score(0.0, "wrong")
     assert custom("half")(TASK, "x") == Score(0.5, "wrong")
     assert custom("stepwise")(TASK, "x").steps == (Step(3, 0.5),)
-    with pytest.raises(ValueError, match="returned inf"):
+    with pytest.raises(BadScore, match=f"{__name__}:infinite returned the value inf; return a fin"):
         custom("infinite")(TASK, "x")
-    with pytest.raises(TypeError, match="returned NoneType; return a Score"):
+    with pytest.raises(BadScore, match=f"{__name__}:nothing returned NoneType; return a Score"):
         custom("nothing")(TASK, "x")
