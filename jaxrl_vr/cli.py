@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     args.config += rest
     try:
+        _import_from_here()
         code = args.command(args)
     except KeyboardInterrupt:
         code = 130
@@ -42,6 +44,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"error: {error}{hint}", file=sys.stderr)
         code = 2 if isinstance(error, ValueError) else 1
     sys.exit(code)
+
+
+def _import_from_here() -> None:
+    """Puts the working directory first where Python imports from, as `python -m` does.
+
+    The console script has its own folder there instead, and a config may name a user's verifier.
+    The workers that run it get the same list.
+    """
+    if not sys.flags.safe_path:
+        here = os.getcwd()
+        sys.path[:] = [here, *(path for path in sys.path if path not in ("", here))]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -68,11 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--task", action="append", help="name of a task; default: all")
     sample = command("sample", _sample, "answer prompts, from the keyboard or a file")
     sample.add_argument("--init", default="base", help=_INIT)
-    sample.add_argument("--prompts", type=Path, help="text file with a prompt a line")
+    sample.add_argument("--prompts", type=_path, help="text file with a prompt a line")
     sample.add_argument("--source", help="data source whose template to use")
     export = command("export", _export, "write a stage's weights as a Hugging Face folder")
     export.add_argument("--init", required=True, help=_INIT)
-    export.add_argument("--out", type=Path, required=True, help="the folder to write")
+    export.add_argument("--out", type=_path, required=True, help="the folder to write")
     export.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     return parser
 
@@ -81,8 +94,13 @@ def _config(args: argparse.Namespace) -> RunConfig:
     from jaxrl_vr.config import load
     from jaxrl_vr.train.config import RunConfig
 
-    files = [a for a in args.config if "=" not in a]
-    return load(RunConfig, files, [a for a in args.config if "=" in a])
+    # A name may hold a "=": what is there as a file is meant as one.
+    files = [a for a in args.config if "=" not in a or os.path.isfile(a)]
+    return load(RunConfig, files, [a for a in args.config if a not in files])
+
+
+def _path(text: str) -> Path:
+    return Path(os.path.expanduser(text))
 
 
 def _train(args: argparse.Namespace) -> int:
@@ -123,7 +141,9 @@ def _sample(args: argparse.Namespace) -> int:
 
 
 def _export(args: argparse.Namespace) -> int:
+    from jaxrl_vr.models.hf import check_export_folder
     from jaxrl_vr.train.once import export_once
 
+    check_export_folder(args.out)  # before the weights are loaded
     export_once(_config(args), args.init, args.out, args.dtype)
     return 0

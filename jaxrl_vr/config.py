@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import difflib
 import json
+import os
 import re
 import tomllib
 import types
@@ -18,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 M = TypeVar("M", bound=BaseModel)
 Key = tuple[str | int, ...]  # where a value is: names of tables, indices of lists
@@ -27,13 +28,27 @@ MISSING: Any = object()
 
 
 class Config(BaseModel):
-    """A frozen model; unknown keys are errors."""
+    """A frozen model; unknown keys are errors, and so are numbers that are inf or nan."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ConfigError(ValueError):
     """A config that cannot be used; the message names file, key, value and fix, one a line."""
+
+
+def _local(path: str) -> str:
+    if "\0" in path:
+        raise ValueError("holds a NUL character, which no path may; take it out")
+    expanded = os.path.expanduser(path)
+    if expanded.startswith("~"):
+        fix = f"write the whole path, or ./{path} for a name that begins with ~"
+        raise ValueError(f"there is no home folder of {path.split('/')[0]!r}; {fix}")
+    return expanded
+
+
+LocalPath = Annotated[str, AfterValidator(_local)]
+"""A path in a config; a `~` at its start is the user's home folder."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,8 +130,8 @@ def difference(
 def _read(file: Path) -> dict[str, Any]:
     text = ""
     try:
-        text = file.read_bytes().decode()
-        return tomllib.loads(text)
+        text = file.read_bytes().decode("utf-8-sig")  # editors on Windows put a mark in front
+        return _toml_content(text)
     except FileNotFoundError:
         folder = file.parent
         others = [p.name for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
@@ -135,6 +150,27 @@ def _read(file: Path) -> dict[str, Any]:
         line = lines[at - 1].strip() if 0 < at <= len(lines) else ""
         shown = f": {_short(line)}" if line else ""
         raise ConfigError(f"{file}: is not TOML: {error}{shown}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _toml_content(text: str) -> dict[str, Any]:
+    """What the TOML text holds, if it can be written again.
+
+    Raises:
+      TOMLDecodeError: it is not TOML.
+      ConfigError: it holds what Python does not write or read.
+    """
+    try:
+        content = tomllib.loads(text)
+        json.dumps(content, default=str)
+    except RecursionError:
+        raise ConfigError("lists or tables lie too deep in each other; flatten them") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError as error:  # the one left: Python converts no integer of more digits
+        raise ConfigError("holds an integer of more than 4300 digits; shorten it") from error
+    return content
 
 
 def _merge(low: Any, high: Any) -> Any:
@@ -157,7 +193,7 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> list[Key]:
         try:
             placed.append(_set(data, *_split(text), dict(zip(placed, overrides, strict=False))))
         except ConfigError as error:
-            wrong.append(f"command line: {text}: {error}")
+            wrong.append(f"command line: {_short(text)}: {error}")
             placed.append(())
     if wrong:
         raise _error(wrong)
@@ -168,12 +204,14 @@ def _split(text: str) -> tuple[list[str], Any]:
     key, is_assignment, value = text.partition("=")
     key, value = key.strip(), value.strip()
     parts = key.split(".")
+    if re.search("[\ud800-\udfff]", text):  # how the shell's other bytes arrive
+        raise ConfigError("is not UTF-8 text; write it as such")
     if not is_assignment or not all(parts):
         raise ConfigError("is not an override; write key=value, as in stages.rl.steps=3")
     if key.startswith("-"):
         raise ConfigError(f"overrides have no dashes; write {key.lstrip('-')}={value}")
     try:
-        content = tomllib.loads(f"v = {value}")
+        content = _toml_content(f"v = {value}")
     except tomllib.TOMLDecodeError as error:
         if value[:1] in tuple("[{\"'"):
             raise ConfigError(f"the value is not TOML: {error}; mind the shell's quotes") from error
@@ -432,6 +470,8 @@ def _explain(place: _Place, entry: Mapping[str, Any]) -> tuple[Key, bool, str, s
                 place.value, place.annotation
             )
             return place.key, False, f"must be {_choices(known)}", fix
+        case "finite_number":
+            return place.key, False, "must be a finite number", _default(place)
         case "value_error" | "assertion_error":
             return place.key, False, str(entry["ctx"]["error"]), ""
         case kind if kind.endswith(("_type", "_parsing")) or kind == "int_from_float":
@@ -439,6 +479,15 @@ def _explain(place: _Place, entry: Mapping[str, Any]) -> tuple[Key, bool, str, s
             return place.key, False, f"must be {_expected(place.annotation)}", fix
     message = re.sub(r"^\w+ should", "must", entry["msg"]).replace(" after validation", "")
     return place.key, False, message, ""
+
+
+def _default(place: _Place) -> str:
+    """The way back to a field's default, where it has one."""
+    fields = place.holder.model_fields if _is_model(place.holder) else {}
+    default = getattr(fields.get(place.key[-1]), "default", None)
+    if not isinstance(default, int | float):
+        return ""
+    return f"leave it out for the default, {_toml(default)}"
 
 
 def _unknown(place: _Place) -> str:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,22 @@ def test_several_files_merge_and_overrides_come_last(tmp_path, capsys):
     assert "seed = 3" in shown and "slots = 6" in shown and "steps_per_call = 4" in shown
 
 
+def test_a_file_may_have_an_equals_sign_in_its_name(tmp_path, capsys, monkeypatch):
+    config(tmp_path, sft("cold"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lr=1.toml").write_text("seed = 3\n")
+    (tmp_path / "a=b").mkdir()
+    (tmp_path / "a=b" / "x.toml").write_text("[engine]\nslots = 5\n")
+    args = ["config.toml", "lr=1.toml", "a=b/x.toml", "engine.steps_per_call=7", "--dry-run"]
+    shown = call(capsys, "train", *args)
+    assert "seed = 3" in shown and "slots = 5" in shown and "steps_per_call = 7" in shown
+    said = call(capsys, "train", "config.toml", "lr=2.toml", "--dry-run", code=2)
+    assert 'command line: lr = "2.toml": unknown key' in said
+    # Longer than the name of any file.
+    said = call(capsys, "train", "config.toml", f"seed={'x' * 5000}", code=2)
+    assert "command line: seed = " in said and "must be an integer" in said
+
+
 # Evaluate
 
 
@@ -185,7 +202,85 @@ def test_sample_of_a_prompt_that_cannot_be_asked(done, tmp_path, capsys):
     assert "prompt of 22 tokens + max_new_tokens = 4 exceeds the model's context of 16" in shown
 
 
+# Export
+
+
+def test_export_leaves_what_is_not_its_own(done, tmp_path, capsys, monkeypatch):
+    here = tmp_path / "here"
+    (here / "mine").mkdir(parents=True)
+    (here / "mine" / "thesis.tex").write_text("years of work")
+    monkeypatch.chdir(here)
+    for out, message in (
+        (".", "holds the working directory, which cannot be replaced"),
+        ("mine", "exists and is not an earlier export: it holds thesis.tex"),
+        ("mine/thesis.tex", "is a file"),
+    ):
+        # The folder is looked at first, so a missing stage is not what is said.
+        said = call(capsys, "export", done, "--init", "none", "--out", out, code=2)
+        assert f"export folder '{(here / out).resolve()}' {message}; choose a new" in said
+    assert [str(p.relative_to(here)) for p in here.rglob("*")] == ["mine", "mine/thesis.tex"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for _ in range(2):
+        call(capsys, "export", done, "--init", "grpo", "--out=~/out")
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+    (tmp_path / "out" / "README.md").write_text("card")
+    said = call(capsys, "export", done, "--init", "grpo", "--out=~/out", code=2)
+    assert "it also holds README.md; move that away, or choose another folder" in said
+    assert (tmp_path / "out" / "README.md").read_text() == "card"
+
+
 # Processes
+
+
+STARTS = """
+from jaxrl_vr.types import Score
+
+def starts(example, response):
+    return Score(0.25, "wrong", reason="judged in the working directory")
+"""
+
+
+def console_script(folder):
+    """The script that an installation makes of pyproject.toml's entry, in a folder of its own."""
+    entry = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["jaxrl-vr"]
+    module, _, function = entry.partition(":")
+    folder.mkdir()
+    path = folder / "jaxrl-vr"
+    path.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    return [sys.executable, str(path)]
+
+
+def test_both_ways_to_start_import_from_the_working_directory(tmp_path):
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "mine.py").write_text(STARTS)
+    verifier = 'verifier = { type = "custom", path = "mine:starts" }\n'
+    data = ONES.replace("digits = 1\n", f"digits = 1\n{verifier}")
+    path = config(here, rl("grpo"), data=data)
+
+    def start(command, *args):
+        return subprocess.run(
+            [*command, *args],
+            cwd=here,
+            env=environment(PYTHONPATH=str(ROOT), XLA_FLAGS=""),
+            capture_output=True,
+            text=True,
+        )
+
+    script = console_script(tmp_path / "bin")
+    # The workers import it too.
+    done = start(script, "train", path.name, "stages.grpo.micro.rows=8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rollouts = lines(here / "run/stages/grpo/rollouts/step-000001.jsonl")
+    assert [r["score"]["reason"] for r in rollouts] == ["judged in the working directory"] * 8
+    as_module = [sys.executable, "-m", "jaxrl_vr"]
+    shown = [start(c, "train", path.name, "--dry-run") for c in (script, as_module)]
+    assert [s.returncode for s in shown] == [0, 0]
+    assert shown[0].stdout == shown[1].stdout
+    # Python's own switch for this holds for both.
+    for way in (script, as_module):
+        safe = start([way[0], "-P", *way[1:]], "train", path.name, "--dry-run")
+        assert safe.returncode == 2 and "cannot import 'mine'" in safe.stderr
 
 
 def children(pid):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, PositiveInt, ValidationError, model_validator
 
-from jaxrl_vr.config import Config, ConfigError, difference, dump, load, parse
+from jaxrl_vr.config import Config, ConfigError, LocalPath, difference, dump, load, parse
 
 
 class Clip(Config):
@@ -345,6 +345,74 @@ def test_a_folder_and_a_binary_file_are_refused(tmp_path):
         load(Run, [tmp_path / "x.toml"])
 
 
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path):
+    (tmp_path / "x.toml").write_bytes(b"\xef\xbb\xbf" + BASE.encode())
+    assert load(Run, [tmp_path / "x.toml"]).seed == 1
+
+
+NUMBERS = ["inf", "-inf", "nan", "1e999", "9" * 400]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda n: n[:5])
+def test_no_number_of_any_config_is_infinite_or_nan(files, number):
+    # the rule is Config's own, so it holds wherever a number stands: field, union, mapping, None
+    default = {
+        "stages.sft.optimizer.learning_rate": "",
+        "stages.rl.v2.objective.low": "; leave it out for the default, 0.2",
+        "shares.b": "",
+        "backup.learning_rate": "",
+    }
+    for key, fix in default.items():
+        (line,) = errors(files, f"{key}={number}")
+        start, _, rest = line.partition(": must be a finite number")
+        assert start.startswith(f"command line: {key} = ") and rest == fix
+    (line,) = errors(files, base=BASE.replace("a = 0.5", f"a = {number}"))
+    assert line.startswith("base.toml: shares.a = ") and line.endswith("must be a finite number")
+    with pytest.raises(ValidationError, match="finite number"):
+        Clip(low=float(number))
+
+
+UNWRITABLE = {
+    "digits": ("9" * 5000, "holds an integer of more than 4300 digits; shorten it"),
+    "hexadecimal": ("0x" + "f" * 5000, "holds an integer of more than 4300 digits; shorten it"),
+    "depth": ("[" * 9000 + "]" * 9000, "lie too deep in each other; flatten them"),
+}
+
+
+@pytest.mark.parametrize("value, message", UNWRITABLE.values(), ids=UNWRITABLE)
+def test_toml_that_python_cannot_hold(files, value, message):
+    (line,) = errors(files, base=f"seed = {value}")
+    assert line.startswith("base.toml: ") and line.endswith(message)
+    (line,) = errors(files, f"seed={value}")
+    assert line.startswith(f"command line: seed={value[:50]}") and line.endswith(message)
+    assert len(line) < 200
+
+
+def test_an_override_that_is_no_text(files):
+    (line,) = errors(files, "note=\udcff")
+    assert line == "command line: note=\udcff: is not UTF-8 text; write it as such"
+
+
+class Paths(Config):
+    path: LocalPath
+    other: LocalPath | None = None
+
+
+def test_a_path_may_start_at_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parse(Paths, {"path": "~/data", "other": "~"}) == Paths(path="/home/me/data", other="~")
+    assert Paths(path="~/data").path == "/home/me/data"
+    for same in ("a/~/b", "/a", "stage:x/right.jsonl", "org/name"):
+        assert Paths(path=same).path == same
+    with pytest.raises(ConfigError) as caught:
+        parse(Paths, {"path": "~nobody-of-this-name/x", "other": "a\0b"})
+    assert [line.strip() for line in str(caught.value).splitlines()[1:]] == [
+        "path = \"~nobody-of-this-name/x\": there is no home folder of '~nobody-of-this-name'; "
+        "write the whole path, or ./~nobody-of-this-name/x for a name that begins with ~",
+        'other = "a\\u0000b": holds a NUL character, which no path may; take it out',
+    ]
+
+
 def test_parse_checks_one_part_and_says_where_it_is():
     assert parse(Objective, {"type": "plain", "scale": 2}) == Plain(scale=2.0)
     with pytest.raises(ConfigError) as caught:
@@ -416,13 +484,14 @@ values = st.recursive(
     ),
     max_leaves=8,
 )
-optimizers = st.builds(Optimizer, learning_rate=st.floats(allow_nan=False), warmup=st.integers())
+finite = st.floats(allow_nan=False, allow_infinity=False)
+optimizers = st.builds(Optimizer, learning_rate=finite, warmup=st.integers())
 stages = st.builds(
     Train,
     name=st.text(min_size=1, max_size=5),
     steps=st.integers(20, 30),
     optimizer=optimizers,
-    objective=st.builds(Plain, scale=st.floats(allow_nan=False)) | st.just(Clip()),
+    objective=st.builds(Plain, scale=finite) | st.just(Clip()),
     updates=st.integers(1, 3) | st.lists(st.builds(From), max_size=2).map(tuple),
 ) | st.builds(Score, name=text, tasks=st.lists(text, max_size=2).map(tuple))
 runs = st.builds(
@@ -430,7 +499,7 @@ runs = st.builds(
     seed=st.integers(),
     note=st.none() | st.text(),
     extra=st.dictionaries(text, values, max_size=4),
-    shares=st.dictionaries(text, st.floats(allow_nan=False), max_size=3),
+    shares=st.dictionaries(text, finite, max_size=3),
     backup=st.none() | optimizers,
     stages=st.lists(stages, min_size=1, max_size=3).map(tuple),
 )
@@ -444,8 +513,8 @@ def test_load_reads_what_dump_writes(tmp_path_factory, config):
 
 
 def test_dump_keeps_what_is_not_finite(files):
-    config = Run(shares={"a": math.inf, "b": math.nan}, stages=(Score(name="x"),))
-    again = load(Run, files(base=dump(config))).shares
+    config = Run(extra={"a": math.inf, "b": math.nan}, stages=(Score(name="x"),))
+    again = load(Run, files(base=dump(config))).extra
     assert again["a"] == math.inf and math.isnan(again["b"])
 
 

@@ -35,7 +35,8 @@ TABLE = {
     "sharding": ("config", "pydantic jax numpy"),
     "data": (
         "types config metrics data",
-        "pydantic numpy transformers tokenizers huggingface_hub datasets pyarrow reasoning_gym",
+        "pydantic numpy transformers tokenizers huggingface_hub jinja2 datasets pyarrow "
+        "reasoning_gym",
     ),
     "models": ("types arrays config sharding losses.logprobs models", "pydantic jax numpy"),
     "models.hf": (
@@ -62,8 +63,8 @@ TABLE = {
 
 # Slow to import, so imported by the function that needs them.
 HEAVY = set(
-    "orbax tensorstore transformers tokenizers huggingface_hub datasets pyarrow reasoning_gym "
-    "safetensors sympy mpmath tensorboardX wandb libtpu".split()
+    "orbax tensorstore transformers tokenizers huggingface_hub jinja2 datasets pyarrow "
+    "reasoning_gym safetensors sympy mpmath tensorboardX wandb libtpu".split()
 )
 
 

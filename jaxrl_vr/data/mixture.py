@@ -35,12 +35,15 @@ class Mixture(Generic[A]):
         names = [stream.name for stream in streams]
         for name in names:
             if names.count(name) > 1:
-                raise ValueError(f"sources: two are named {name!r}: give each its own name")
-        for stream in streams:
-            if not stream.weight > 0:
                 raise ValueError(
-                    f"source {stream.name!r}: weight = {stream.weight} draws nothing: use a "
-                    "number above 0, or take the source out"
+                    f"sources: two are named {name!r}: list a source once, and give each its own "
+                    "name"
+                )
+        for stream in streams:
+            if not 0 < stream.weight < np.inf:
+                raise ValueError(
+                    f"source {stream.name!r}: weight = {stream.weight} is no share of the draws: "
+                    "use a number above 0, or take the source out"
                 )
         self.streams = tuple(streams)
         self._seed = seed
@@ -65,6 +68,14 @@ class Mixture(Generic[A]):
     def dropped(self) -> dict[str, int]:
         """Source name -> items left out because they did not fit (so far, if it is endless)."""
         return {stream.name: stream.dropped for stream in self.streams}
+
+    @property
+    def dropped_draws(self) -> int:
+        """Draws of endless sources that were left out and drawn again, since it was made.
+
+        A step's own are the difference of two readings. They are this host's; `shard` shares them.
+        """
+        return sum(stream.dropped for stream in self.streams if stream.size is None)
 
     def start(self) -> dict[str, Any]:
         """The cursor before the first draw: a dict for JSON."""

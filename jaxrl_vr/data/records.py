@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
+import decimal
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +18,13 @@ from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Message
 
 Record = tuple[str, Mapping[str, Any]]  # where it stands, for messages; its fields
+
+
+@dataclasses.dataclass(frozen=True)
+class Unreadable:
+    """Stands where a file holds a value that Python cannot; only using it is an error."""
+
+    reason: str
 
 
 class Fields(Config):
@@ -74,6 +85,10 @@ def _json_object(line: str, where: str) -> Mapping[str, Any]:
         raise ValueError(
             f"{where}: not JSON ({error}): a .jsonl file holds one object a line"
         ) from error
+    except ValueError as error:  # the one left: Python converts no integer of more digits
+        raise ValueError(
+            f"{where}: holds an integer of more than 4300 digits: put it in quotes, as text"
+        ) from error
     if not isinstance(value, dict):
         raise ValueError(
             f"{where}: a {type(value).__name__}, not an object: write {{...}} with named fields"
@@ -91,9 +106,30 @@ def parquet(path: str) -> Iterator[Record]:
         table = pyarrow.parquet.read_table(path)
     except pyarrow.ArrowException as error:
         raise ValueError(f"{path}: not readable as Parquet ({error})") from error
-    rows = (row for batch in table.to_batches() for row in batch.to_pylist())
-    for number, row in enumerate(rows, 1):
-        yield f"{path}, row {number}", row
+    number = 0
+    for batch in table.to_batches():
+        columns = [_column(column) for column in batch.columns]
+        for values in zip(*columns, strict=True):
+            number += 1
+            yield f"{path}, row {number}", dict(zip(batch.schema.names, values, strict=True))
+
+
+def _column(column: Any) -> list[Any]:
+    """The values of an Arrow array."""
+    import pyarrow
+
+    faults = (ValueError, OverflowError, pyarrow.ArrowException)
+
+    def value(scalar: Any) -> Any:
+        try:
+            return scalar.as_py()
+        except faults as error:
+            return Unreadable(f"{scalar.type}: {error}")
+
+    try:
+        return column.to_pylist()
+    except faults:
+        return [value(scalar) for scalar in column]
 
 
 def hub(name: str, config: str | None, split: str, revision: str | None) -> Iterator[Record]:
@@ -145,9 +181,9 @@ def example(record: Record, number: int, fields: Fields) -> Example:
         completion = _text(values, fields.completion, where)
     reference, id_, difficulty = "", str(number), None
     if fields.reference is not None:
-        reference = _as_text(_value(values, fields.reference, where))
+        reference = _as_text(values, fields.reference, where)
     if fields.id is not None:
-        id_ = _as_text(_value(values, fields.id, where))
+        id_ = _as_text(values, fields.id, where)
     if fields.difficulty is not None:
         difficulty = _number(_value(values, fields.difficulty, where), where, fields.difficulty)
     return Example(id_, prompt, reference, difficulty=difficulty, completion=completion)
@@ -160,7 +196,12 @@ def _value(values: Mapping[str, Any], field: str, where: str) -> Any:
             f"{where}: field {field!r} {state}; the record has {sorted(values)}: name the right "
             "one in `fields`, or complete the record"
         )
-    return values[field]
+    value = values[field]
+    if isinstance(value, Unreadable):
+        raise ValueError(f"{where}: field {field!r} cannot be read ({value.reason}): correct it")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where}: field {field!r} is {value}: complete or delete the record")
+    return value
 
 
 def _text(values: Mapping[str, Any], field: str, where: str) -> str:
@@ -170,11 +211,44 @@ def _text(values: Mapping[str, Any], field: str, where: str) -> str:
         raise ValueError(f"{where}: field {field!r} is a {type(value).__name__}, not text{hint}")
     if not value.strip():
         raise ValueError(f"{where}: field {field!r} is empty: complete or delete the record")
-    return value
+    return _unicode(value, where, field)
 
 
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _unicode(text: str, where: str, field: str) -> str:
+    # half of a surrogate pair: JSON can spell it, but no tokenizer or file takes it
+    found = re.search("[\ud800-\udfff]", text)
+    if found:
+        raise ValueError(
+            f"{where}: field {field!r} holds {found[0]!r}, half a character, at character "
+            f"{found.start() + 1}: correct or delete the record"
+        )
+    return text
+
+
+def _as_text(values: Mapping[str, Any], field: str, where: str) -> str:
+    value = _value(values, field, where)
+
+    def plain(inner: Any) -> str:
+        text = _scalar_text(inner)
+        if text is None:
+            raise ValueError(
+                f"{where}: field {field!r} holds a {type(inner).__name__}, which has no one text: "
+                "save it as text or numbers"
+            )
+        return text
+
+    text = value if isinstance(value, str) else _scalar_text(value)
+    if text is None:
+        text = json.dumps(value, ensure_ascii=False, default=plain)
+    return _unicode(text, where, field)
+
+
+def _scalar_text(value: Any) -> str | None:
+    """Text of what JSON has no form for, where there is only one."""
+    if isinstance(value, decimal.Decimal):
+        return format(value, "f")
+    is_moment = isinstance(value, datetime.date | datetime.time)  # a datetime is a date
+    return str(value) if is_moment else None
 
 
 def _chat(value: Any, where: str, field: str) -> tuple[tuple[Message, ...], str | None]:
@@ -188,7 +262,7 @@ def _chat(value: Any, where: str, field: str) -> tuple[tuple[Message, ...], str 
         )
         if not isinstance(role, str) or not isinstance(content, str) or not content.strip():
             raise ValueError(f"{where}: field {field!r} is not {shape}: turn {str(turn)[:60]!r}")
-        turns.append(Message(role, content))
+        turns.append(Message(*(_unicode(text, where, field) for text in (role, content))))
     if turns[-1].role != "assistant":
         return tuple(turns), None
     if len(turns) == 1:
@@ -198,8 +272,17 @@ def _chat(value: Any, where: str, field: str) -> tuple[tuple[Message, ...], str 
 
 def _number(value: Any, where: str, field: str) -> float:
     found = re.search(r"-?\d+(\.\d+)?", value) if isinstance(value, str) else None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if found is None:
+    if found is not None:
+        value = decimal.Decimal(found.group())
+    if isinstance(value, bool) or not isinstance(value, int | float | decimal.Decimal):
         raise ValueError(f"{where}: field {field!r} holds no number: {str(value)[:60]!r}")
-    return float(found.group())
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(
+            f"{where}: field {field!r} holds {str(value)[:20]}..., too large for a float: correct "
+            "it, or leave fields.difficulty out"
+        )
+    return number

@@ -15,7 +15,7 @@ class SourceBase(Config):
 
     name: str = Field(min_length=1)
     """Name in metrics, cursors and messages; each source of a stage has its own."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, gt=0, le=1e9)
     """Share of the draws, relative to the other sources' weights."""
     template: Template = PlainTemplate()
     """How a question becomes the text that the model continues."""

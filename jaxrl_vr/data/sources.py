@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from jaxrl_vr.config import LocalPath
 from jaxrl_vr.data import records
 from jaxrl_vr.data.countdown import CountdownSource
 from jaxrl_vr.data.procedural import ArithmeticSource, CompareSource
@@ -25,7 +26,7 @@ class JsonlSource(SourceBase):
 
     type: Literal["jsonl"] = "jsonl"
     """Which source this is."""
-    path: str
+    path: LocalPath
     """The file; a relative path starts at the working directory. In a run, "stage:NAME/FILE" is
     what an earlier stage wrote: an evaluation's output.jsonl (all answers) and right.jsonl."""
     fields: Fields = Fields()
@@ -40,7 +41,7 @@ class ParquetSource(SourceBase):
 
     type: Literal["parquet"] = "parquet"
     """Which source this is."""
-    path: str
+    path: LocalPath
     """The file or folder; a relative path starts at the working directory."""
     fields: Fields = Fields()
     """Which field of a record holds what."""
@@ -54,7 +55,7 @@ class HFSource(SourceBase):
 
     type: Literal["hf"] = "hf"
     """Which source this is."""
-    path: str
+    path: LocalPath
     """Name on the hub, such as "openai/gsm8k", or a local data set folder."""
     config: str | None = None
     """Configuration of the data set, such as "main", where it has several."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.data.tokenizer import Tokenizer
@@ -22,6 +22,14 @@ R1_ZERO = (
     "user with the answer. The reasoning process and answer are enclosed within <think> </think> "
     "and <answer> </answer> tags, respectively, i.e., <think> reasoning process here </think> "
     "<answer> answer here </answer>. User: {question} Assistant:"
+)
+
+
+# what rendering sets itself, or what `transformers` would take for an option of its own
+RESERVED_ARGS = frozenset(
+    "self messages conversation conversations add_generation_prompt continue_final_message "
+    "chat_template tokenize tokenizer_kwargs sanitize_control_tokens padding truncation max_length "
+    "return_tensors return_dict return_assistant_tokens_mask".split()
 )
 
 
@@ -93,9 +101,26 @@ class ChatTemplate(Config):
     shots: tuple[Shot, ...] = ()
     """Solved examples placed before the question, as turns of the chat."""
 
+    @model_validator(mode="after")
+    def _args_are_the_templates(self) -> ChatTemplate:
+        reserved = sorted(RESERVED_ARGS & self.template_args.keys())
+        if reserved:
+            raise ValueError(
+                f"template_args.{reserved[0]} is set by the trainer, not by a template's argument: "
+                "take it out"
+            )
+        return self
+
     def render(self, example: Example, tokenizer: Tokenizer) -> tuple[str, tuple[int, ...]]:
         """The prompt's text and ids."""
-        text = tokenizer.chat(self.messages(example), **self.template_args) + self.assistant_prefix
+        messages = self.messages(example)
+        try:
+            chat = tokenizer.chat(messages, **self.template_args)
+        except ValueError as error:
+            raise ValueError(
+                f"example {example.source}:{example.id}, template 'chat': {error}"
+            ) from error
+        text = chat + self.assistant_prefix
         return text, tuple(tokenizer.prompt_ids(text))
 
     def messages(self, example: Example) -> list[Message]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from jaxrl_vr.config import Config
+from jaxrl_vr.config import Config, LocalPath
 from jaxrl_vr.data.streams import digest
 from jaxrl_vr.types import Message
 
@@ -23,6 +23,18 @@ DEFAULT_ALPHABET = (
 # spelled with brackets that an alphabet may not hold, so that no text can spell a special token
 CHAR_PAD, CHAR_EOS = "⟨pad⟩", "⟨eos⟩"
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+# of a folder's files those that must hold a JSON object where they are there
+OBJECTS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "config.json",
+)
+MAX_EOS_IDS = 8  # the sampler compares each token with no more (sampler.scheduler.MAX_STOP_IDS)
+# what Qwen2's byte-level decoder, which `transformers` puts in place of ours, takes for one byte
+QWEN2_BYTES = frozenset(map(chr, (*range(0xA1, 0xAD), *range(0xAE, 0x144))))
 
 
 @runtime_checkable
@@ -112,30 +124,45 @@ class CharTokenizer:
         from tokenizers import AddedToken, decoders, models
         from tokenizers import Tokenizer as Backend
 
-        # byte-pair encoding without a merge leaves single characters
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._check_family(folder / "config.json")
         backend = Backend(models.BPE({CHAR_PAD: 0, CHAR_EOS: 1, **self._id_of}, []))
         backend.decoder = decoders.Fuse()
         special = [AddedToken(token, special=True) for token in (CHAR_PAD, CHAR_EOS)]
         backend.add_special_tokens(special)
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        # Beside a model of qwen2, transformers 5 keeps of this file only the vocabulary and the
+        # added tokens, and cuts the text as Qwen does. Added tokens are found before that.
+        backend.add_tokens([AddedToken(c, normalized=False) for c in self.alphabet])
         backend.save(str(folder / "tokenizer.json"))
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "pad_token": CHAR_PAD,
             "eos_token": CHAR_EOS,
+            "unk_token": None,  # that of Qwen would be one id more
             "clean_up_tokenization_spaces": False,
         }
         (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+    def _check_family(self, config: Path) -> None:
+        """Refuses a folder in which `transformers` would decode other characters than ours."""
+        broken = sorted(QWEN2_BYTES & set(self.alphabet))
+        if broken and config.is_file() and _object(config).get("model_type") == "qwen2":
+            raise ValueError(
+                f"tokenizer.alphabet: transformers decodes {broken} wrongly beside a model of the "
+                "family qwen2: use the family llama or qwen3, or leave them out"
+            )
 
 
 class HFTokenizer:
     """A Hugging Face tokenizer from a local folder or a hub id."""
 
     def __init__(self, path: str | Path) -> None:
+        self._path = path
         self._backend = _auto_tokenizer(str(path))
         own = self._backend.eos_token_id
-        self.has_chat_template = bool(self._backend.chat_template)
+        self._template = self._read_template()
+        self.has_chat_template = bool(self._template)
         turn_end = self._end_of_turn()
         eos_ids = [own, *_generation_eos_ids(str(path)), turn_end]
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in eos_ids if i is not None))
@@ -144,15 +171,25 @@ class HFTokenizer:
                 f"tokenizer {path}: no end-of-sequence token: set eos_token in its "
                 "tokenizer_config.json or eos_token_id in generation_config.json"
             )
+        if len(self.eos_ids) > MAX_EOS_IDS:
+            raise ValueError(
+                f"tokenizer {path}: {len(self.eos_ids)} tokens end a completion, and the sampler "
+                f"looks for at most {MAX_EOS_IDS}: shorten eos_token_id in generation_config.json"
+            )
         self.end_of_turn_id: int = self.eos_ids[0] if turn_end is None else turn_end
         pad = self._backend.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
         self.vocab_size: int = len(self._backend)
         self._bos = self._bos_that_is_added()
-        template = self._backend.get_chat_template() if self.has_chat_template else ""
-        self.fingerprint = digest(self._backend.backend_tokenizer.to_str(), template)
+        self.fingerprint = digest(self._backend.backend_tokenizer.to_str(), self._template)
 
     def encode(self, text: str) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{text[error.start]!r} in {text[:60]!r} is half a character: take it out"
+            ) from error
         return self._backend.encode(text, add_special_tokens=False)
 
     def prompt_ids(self, text: str) -> list[int]:
@@ -177,9 +214,8 @@ class HFTokenizer:
                 "this tokenizer has no chat template: use template = {type = 'plain'} or "
                 "{type = 'r1_zero'} for the source, or the tokenizer of an instruct model"
             )
-        template = self._backend.get_chat_template()
         for name in template_args:
-            if not re.search(rf"\b{re.escape(name)}\b", template):
+            if not re.search(rf"\b{re.escape(name)}\b", self._template):
                 raise ValueError(
                     f"template_args.{name}: the tokenizer's chat template does not read it: take "
                     "it out, or see the template for the names it knows"
@@ -190,8 +226,38 @@ class HFTokenizer:
         self._backend.save_pretrained(str(folder))
 
     def _render(self, messages: Sequence[Message], **template_args: Any) -> str:
+        import jinja2
+
         turns = [{"role": message.role, "content": message.content} for message in messages]
-        return self._backend.apply_chat_template(turns, tokenize=False, **template_args)
+        # A template is a program: besides jinja's own errors it raises what its operations raise.
+        faults = (
+            *(jinja2.TemplateError, TypeError, ValueError, ArithmeticError),
+            *(LookupError, AttributeError, RecursionError),
+        )
+        try:
+            return self._backend.apply_chat_template(turns, tokenize=False, **template_args)
+        except faults as error:
+            roles = ", ".join(message.role for message in messages)
+            raise ValueError(
+                f"the chat template of {self._path} fails on a chat of {roles} "
+                f"({type(error).__name__}: {error}): give it what it asks for, or correct it in "
+                "chat_template.jinja or tokenizer_config.json"
+            ) from error
+
+    def _read_template(self) -> str:
+        """The chat template, "" where there is none."""
+        if not self._backend.chat_template:
+            return ""
+        try:
+            template = self._backend.get_chat_template()
+        except ValueError as error:  # several, and none is the default
+            raise ValueError(f"tokenizer {self._path}: {error}") from error
+        if not isinstance(template, str):
+            raise ValueError(
+                f"tokenizer {self._path}: its chat template is a {type(template).__name__}, not "
+                "text: correct chat_template in tokenizer_config.json"
+            )
+        return template
 
     def _end_of_turn(self) -> int | None:
         # rendered rather than guessed: the first special token behind an assistant's words
@@ -218,7 +284,16 @@ def _auto_tokenizer(path: str) -> Any:
                 f"tokenizer.path: the folder {path} holds none of {', '.join(FILES)}: name a "
                 "folder with a tokenizer, or set tokenizer = {type = 'char'}"
             )
-        return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        for name in OBJECTS:
+            if (Path(path) / name).is_file():
+                _object(Path(path) / name)
+        try:
+            return AutoTokenizer.from_pretrained(path, local_files_only=True)
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ValueError(
+                f"tokenizer.path: the tokenizer's files in {path} cannot be used "
+                f"({type(error).__name__}: {error}): download or copy them again"
+            ) from error
     if Path(path).exists() or not re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", path):
         raise ValueError(f"tokenizer.path: {path} is not a folder: correct it, or name a hub id")
     try:
@@ -242,8 +317,25 @@ def _generation_eos_ids(path: str) -> list[int]:
     )
     if file is None:
         return []
-    eos = json.loads(Path(file).read_text(encoding="utf-8")).get("eos_token_id")
-    return eos if isinstance(eos, list) else [] if eos is None else [eos]
+    eos = _object(Path(file)).get("eos_token_id")
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    for i in ids:
+        if not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < 2**31:
+            raise ValueError(f"{file}: eos_token_id holds {str(i)[:60]!r}: write token ids")
+    return ids
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """What a JSON file holds, if that is an object."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: is not JSON ({error}): download or copy it again") from error
+    if not isinstance(content, dict):
+        raise ValueError(
+            f"{file}: holds a {type(content).__name__}, not an object: download or copy it again"
+        )
+    return content
 
 
 class CharTokenizerConfig(Config):
@@ -263,7 +355,7 @@ class HFTokenizerConfig(Config):
 
     type: Literal["hf"] = "hf"
     """Which tokenizer this is."""
-    path: str | None = None
+    path: LocalPath | None = None
     """Local folder or hub id; unset is the model's own folder or id."""
 
     def build(self, model_folder: str | None = None) -> HFTokenizer:

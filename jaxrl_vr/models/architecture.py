@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from jaxrl_vr.config import Config
+
+# Arrays are indexed by int32.
+Size = Annotated[int, Field(gt=0, lt=2**31)]
 
 
 class Llama3Scaling(Config):
     """Llama 3.1's rotary scaling: long wavelengths are stretched, short ones kept."""
 
-    factor: float = 8.0
+    factor: float = Field(default=8.0, gt=0, lt=1e30)
     """How far the longest wavelengths are stretched."""
     low_freq_factor: float = 1.0
     """Wavelengths above original_length / this are stretched in full."""
     high_freq_factor: float = 4.0
     """Wavelengths below original_length / this are kept."""
-    original_length: PositiveInt = 8192
+    original_length: Size = 8192
     """Context length of the pretraining, in tokens."""
 
     @model_validator(mode="after")
@@ -28,8 +31,6 @@ class Llama3Scaling(Config):
                 f"low_freq_factor = {self.low_freq_factor} must lie above 0 and below "
                 f"high_freq_factor = {self.high_freq_factor}; Llama 3 has 1 and 4"
             )
-        if self.factor <= 0:
-            raise ValueError(f"factor = {self.factor} must be above 0; Llama 3.1 has 8")
         return self
 
 
@@ -38,29 +39,29 @@ class Architecture(Config):
 
     family: Literal["llama", "qwen2", "qwen3"] = "llama"
     """qwen2 adds a bias to q, k and v; qwen3 normalises q and k per head."""
-    vocab_size: PositiveInt
+    vocab_size: Size
     """V, rows of the embedding (may exceed the tokenizer's vocabulary)."""
-    width: PositiveInt
+    width: Size
     """D, size of the residual stream."""
-    layers: PositiveInt
+    layers: Size
     """L, number of blocks."""
-    heads: PositiveInt
+    heads: Size
     """H, query heads."""
-    kv_heads: PositiveInt
+    kv_heads: Size
     """K, key/value heads; divides H."""
-    head_dim: PositiveInt
+    head_dim: Size
     """Q, size of a head; need not be D / H."""
-    ffn: PositiveInt
+    ffn: Size
     """F, width of the gated feed-forward layer."""
     tied: bool = True
     """The LM head is the embedding."""
-    rope_theta: float = 10_000.0
+    rope_theta: float = Field(default=10_000.0, gt=0, lt=1e30)
     """Base of the rotary wavelengths."""
     rope_scaling: Llama3Scaling | None = None
     """Rotary scaling; None is plain RoPE."""
-    norm_eps: float = 1e-5
+    norm_eps: float = Field(default=1e-5, ge=0, lt=1)
     """Added to the mean square in RMSNorm."""
-    max_length: PositiveInt = 2048
+    max_length: Size = 2048
     """Context the model is meant for, in tokens; longer requests are refused."""
 
     @model_validator(mode="after")

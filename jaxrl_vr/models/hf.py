@@ -34,7 +34,8 @@ _UNWANTED_FILES = ("*/*", "consolidated*")
 
 _TO_FILE_DTYPE = {"float32": "F32", "bfloat16": "BF16"}
 _READABLE_DTYPES = ("F64", "F32", "F16", "BF16")
-_EXPORTED = ("exported_by", "jaxrl_vr")  # marks a config.json whose folder we may replace
+# In an exported config.json: the files of the export, which the next one may replace.
+_EXPORTED = "exported_by_jaxrl_vr"
 
 
 def locate(path_or_id: str | Path, *, revision: str | None = None) -> Path:
@@ -340,7 +341,8 @@ def export(
     Every process must call it, the first one writes. The host holds one tensor at a time.
 
     Args:
-      folder: new, or an earlier export, which is replaced once the new one is complete.
+      folder: new or empty, or an earlier export and nothing else, which is replaced once the new
+        one is complete.
       arch: sizes and family.
       params: as `declare` describes.
       dtype: of the file; float32 keeps float32 parameters bit for bit.
@@ -354,11 +356,11 @@ def export(
     Raises:
       ValueError: the folder holds something else, or parameters do not fit `arch`.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser().resolve()  # "." has no name, and a link is followed
     if dtype not in _TO_FILE_DTYPE:
         raise ValueError(f"dtype = {dtype!r}: export as one of {list(_TO_FILE_DTYPE)}")
     _check_params(arch, params)
-    _check_replaceable(folder)
+    check_export_folder(folder)
     config, generation = _configs(arch, dtype, source_config, eos_ids)
     if jax.process_index() != 0:
         for _ in _tensor_data(arch, params, dtype):
@@ -373,6 +375,7 @@ def export(
         _write_weights(partial, arch, params, dtype, max_file_bytes)
         if save_tokenizer is not None:
             save_tokenizer(partial)
+        _write_json(partial / "config.json", config | {_EXPORTED: sorted(_files(partial))})
         _put_in_place(partial, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -392,15 +395,44 @@ def _check_params(arch: Architecture, params: Params) -> None:
             )
 
 
-def _check_replaceable(folder: Path) -> None:
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+def check_export_folder(folder: str | Path) -> None:
+    """Refuses a folder that `export` cannot replace without losing what is not its own.
+
+    Raises:
+      ValueError: it is a file or the working directory, or holds anything that an earlier export
+        did not write.
+    """
+    folder = Path(folder).expanduser().resolve()
+    here = Path.cwd()
+    if folder == here or folder in here.parents:
+        problem = "holds the working directory, which cannot be replaced"
+    elif folder.is_dir():
+        held = _files(folder)
+        own = read_config(folder).get(_EXPORTED) if "config.json" in held else None
+        others = sorted(held - set(own)) if isinstance(own, list) else sorted(held)
+        if not others:
+            return
+        shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if others[3:] else "")
+        if isinstance(own, list):
+            raise ValueError(
+                f"export folder {str(folder)!r} is an earlier export and would be replaced, but it "
+                f"also holds {shown}; move that away, or choose another folder"
+            )
+        problem = f"exists and is not an earlier export: it holds {shown}"
+    elif folder.exists():
+        problem = "is a file"
+    else:
         return
-    key, value = _EXPORTED
-    if not ((folder / "config.json").is_file() and read_config(folder).get(key) == value):
-        raise ValueError(
-            f"export folder {str(folder)!r} exists and is not an earlier export; choose another, "
-            "or remove it first"
-        )
+    raise ValueError(f"export folder {str(folder)!r} {problem}; choose a new or an empty folder")
+
+
+def _files(folder: Path) -> set[str]:
+    """Paths of all files in a folder, and of links, relative to it."""
+    return {
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
 
 
 def _configs(
@@ -416,10 +448,10 @@ def _configs(
         described = architecture_from_config(source)
         if described != arch:
             raise ValueError(f"source_config describes {described!r}, params are of {arch!r}")
-        config = {k: v for k, v in source.items() if k not in ("dtype", "torch_dtype")}
+        dropped = ("dtype", "torch_dtype", _EXPORTED)
+        config = {k: v for k, v in source.items() if k not in dropped}
     config["architectures"] = [CLASSES[arch.family]]
     config["torch_dtype"] = dtype  # the spelling that transformers 4 and 5 both read
-    config[_EXPORTED[0]] = _EXPORTED[1]
     generation = {name: config.get(name) for name in tokens}
     if eos_ids:
         generation["eos_token_id"] = list(eos_ids)
@@ -509,6 +541,7 @@ def _put_in_place(partial: Path, folder: Path) -> None:
     if not folder.exists():
         partial.rename(folder)
         return
+    check_export_folder(folder)  # again: writing has taken a while
     replaced = folder.with_name(f".{folder.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     folder.rename(replaced)

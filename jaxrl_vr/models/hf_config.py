@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
+from jaxrl_vr.config import parse
+from jaxrl_vr.models.architecture import Architecture
 
 CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -58,7 +59,7 @@ def architecture_from_config(config: Mapping[str, Any]) -> Architecture:
       ValueError: an unsupported model or feature, by name and value; or a missing field.
     """
     family = config.get("model_type")
-    if family not in CLASSES:
+    if not isinstance(family, str) or family not in CLASSES:
         raise ValueError(
             f"model_type = {family!r} is not supported; supported are llama (Llama, SmolLM2), "
             "qwen2 (Qwen2, Qwen2.5) and qwen3"
@@ -70,16 +71,40 @@ def architecture_from_config(config: Mapping[str, Any]) -> Architecture:
     missing = [name for name in _FIELDS if name not in values and name not in derived]
     if missing:
         raise ValueError(f"config.json of a {family} model lacks {', '.join(missing)}")
+    for name in _FIELDS:
+        _check_value(name, values.get(name))
     heads = values["num_attention_heads"]
     values.setdefault("num_key_value_heads", heads)
     values.setdefault("head_dim", values["hidden_size"] // heads)
     theta, scaling = _rope(config)
-    return Architecture(
-        family=family,
-        rope_theta=theta,
-        rope_scaling=scaling,
-        **{ours: values[name] for name, ours in _FIELDS.items()},
-    )
+    found = {ours: values[name] for name, ours in _FIELDS.items()}
+    found |= {"family": family, "rope_theta": theta, "rope_scaling": scaling}
+    try:
+        return parse(Architecture, found)
+    except ValueError as error:
+        raise ValueError(f"config.json does not describe a model that we compute: {error}") from (
+            error
+        )
+
+
+def _check_value(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if name == "tie_word_embeddings":
+        is_right, expected = isinstance(value, bool), "true or false"
+    elif name == "rms_norm_eps":
+        is_right, expected = _is_number(value), "a number"
+    else:
+        is_right = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+        expected = "a whole number from 1 to 2147483647"
+    if not is_right:
+        raise ValueError(
+            f"config.json: {name} = {repr(value)[:60]} must be {expected}; download it again"
+        )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _refuse_features(config: Mapping[str, Any]) -> None:
@@ -90,15 +115,27 @@ def _refuse_features(config: Mapping[str, Any]) -> None:
         if value is not None and value != only:
             fix = "" if only is None else f"; only {name} = {only!r} is"
             raise ValueError(f"config.json: {name} = {value!r} is not supported{fix}")
-    others = set(config.get("layer_types") or ()) - {"full_attention"}
+    layers = config.get("layer_types") or []
+    others = [kind for kind in layers if kind != "full_attention"] if _is_list(layers) else [layers]
     if others:
-        raise ValueError(f"config.json: layer_types holds {sorted(others)}; only full_attention is")
+        unique = list(dict.fromkeys(map(str, others)))
+        raise ValueError(
+            f"config.json: layer_types holds {unique}; only full_attention is supported"
+        )
 
 
-def _rope(config: Mapping[str, Any]) -> tuple[float, Llama3Scaling | None]:
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     """Base and scaling of the rotary embedding."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"config.json: rope_scaling = {repr(rope)[:60]} is not an object")
     theta = rope.get("rope_theta", config.get("rope_theta"))
+    if theta is not None and not _is_number(theta):
+        raise ValueError(f"config.json: rope_theta = {repr(theta)[:60]} must be a number")
     theta = 10_000.0 if theta is None else float(theta)
     kind = rope.get("rope_type", rope.get("type", "default"))
     if rope.get("partial_rotary_factor", 1) != 1:
@@ -115,7 +152,10 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, Llama3Scaling | None]:
     missing = [name for name in _LLAMA3_FIELDS if rope.get(name) is None]
     if missing:
         raise ValueError(f"config.json: rope_type = 'llama3' lacks {', '.join(missing)}")
-    return theta, Llama3Scaling(**{ours: rope[name] for name, ours in _LLAMA3_FIELDS.items()})
+    for name in _LLAMA3_FIELDS:
+        if not _is_number(rope[name]):
+            raise ValueError(f"config.json: {name} = {repr(rope[name])[:60]} must be a number")
+    return theta, {ours: rope[name] for name, ours in _LLAMA3_FIELDS.items()}
 
 
 def config_of(arch: Architecture) -> dict[str, Any]:

@@ -121,9 +121,13 @@ def test_content_fingerprint_sees_every_change():
     [
         ([], "the list is empty"),
         ([table("a", 1), table("a", 2)], "two are named 'a'"),
-        ([table("a", 1, weight=0.0)], "source 'a': weight = 0.0 draws nothing"),
+        ([table("a", 1), table("b", 1, weight=0.0)], "source 'b': weight = 0.0 is no share"),
+        ([table("a", 1, 0.0), table("b", 1, 0.0)], "source 'a': weight = 0.0 is no share"),
+        ([table("a", 1, weight=-1.0)], "source 'a': weight = -1.0 is no share"),
+        ([table("a", 1, weight=float("inf"))], "source 'a': weight = inf is no share"),
+        ([table("a", 1, weight=float("nan"))], "source 'a': weight = nan is no share"),
     ],
-    ids=["empty", "same name", "no weight"],
+    ids="empty same-name no-weight none-has-weight negative inf nan".split(),
 )
 def test_impossible_mixtures(streams, message):
     with pytest.raises(ValueError, match=message):
@@ -155,6 +159,29 @@ def test_an_endless_stream_draws_again_and_counts():
     assert len(kept.get(4)) <= 6
     assert kept.dropped > 0
     assert kept.get(4) == lengths(stream, 6).get(4)
+
+
+def test_dropped_draws_count_what_endless_sources_left_out():
+    known = Endless("e", 1.0, lambda i: "x" * (i % 5 + 1), "f")
+    mix = Mixture([lengths(known, 6), lengths(Table("t", 1.0, ("a", "bbbb"), "f"), 6)], seed=0)
+    assert mix.dropped == {"e": 0, "t": 1}
+    assert mix.dropped_draws == 0  # a table's are known, and said, at its load
+    items, cursor = mix.take(200, mix.start())
+    drawn = cursor["sources"]["e"]["drawn"]
+    # 2 of 5 do not fit; each is drawn again, further on, until one does
+    again = [sum(1 for _ in redraws(i)) for i in range(drawn)]
+    assert mix.dropped_draws == sum(again) == mix.dropped["e"] > 0.3 * drawn
+    before = mix.dropped_draws
+    mix.shard(0, 1).take(200, mix.start())
+    assert mix.dropped_draws == 2 * before
+
+
+def redraws(index):
+    """The indices that are tried and do not fit before one does."""
+    for attempt in range(1000):
+        if (index + (attempt << 48)) % 5 < 3:
+            return
+        yield attempt
 
 
 def test_nothing_fits():

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,50 @@ BAD = {
         "a.jsonl:2: .* has an answer and no question",
     ),
     "same id": (GOOD, {"prompt": "prompt", "id": "r"}, "a.jsonl:2: id '1' is that of .*a.jsonl:1"),
+    "long integer": ('{"prompt": "q", "z": ' + "9" * 5000 + "}", {}, "a.jsonl:2: .* 4300 digits"),
+    "half a character": ({"prompt": "ab\ud800"}, {}, r"a.jsonl:2: field 'prompt' .*character 3"),
+    "half in a reference": (
+        {"prompt": "q", "r": ["\udfff"]},
+        {"reference": "r"},
+        "a.jsonl:2: field 'r' holds .*half a character",
+    ),
+    "half in an id": (
+        {"prompt": "q", "r": "\udc00"},
+        {"id": "r"},
+        "a.jsonl:2: field 'r' holds .*half a character",
+    ),
+    "half in a completion": (
+        {"prompt": "q", "r": "\udc00"},
+        {"completion": "r"},
+        "a.jsonl:2: field 'r' holds .*half a character",
+    ),
+    "half in a role": (
+        {"m": [{"role": "\ud800", "content": "q"}]},
+        {"messages": "m"},
+        "a.jsonl:2: field 'm' holds .*half a character",
+    ),
+    "half in a turn": (
+        {"m": [{"role": "user", "content": "\ud800"}]},
+        {"messages": "m"},
+        "a.jsonl:2: field 'm' holds .*half a character",
+    ),
+    "nan": ('{"prompt": "q", "r": NaN}', {"reference": "r"}, "a.jsonl:2: field 'r' is nan"),
+    "inf": ('{"prompt": "q", "r": 1e999}', {"difficulty": "r"}, "a.jsonl:2: field 'r' is inf"),
+    "large difficulty": (
+        {"prompt": "q", "r": 10**400},
+        {"difficulty": "r"},
+        r"a.jsonl:2: field 'r' holds 10000000000000000000\.\.\., too large for a float",
+    ),
+    "large difficulty in a text": (
+        {"prompt": "q", "r": "Level " + "9" * 400},
+        {"difficulty": "r"},
+        r"a.jsonl:2: field 'r' holds 9+\.\.\., too large for a float",
+    ),
+    "true as a difficulty": (
+        {"prompt": "q", "r": True},
+        {"difficulty": "r"},
+        "a.jsonl:2: field 'r' holds no number: 'True'",
+    ),
     "no number": (
         {"prompt": "q", "r": "hard"},
         {"prompt": "prompt", "difficulty": "r"},
@@ -146,6 +192,8 @@ def test_bad_files(tmp_path):
         ({"fields": {"text": "b", "completion": "c"}}, "fields.text is the completion already"),
         ({"fields": {"promt": "a"}}, "promt"),
         ({"weight": 0}, "greater than 0"),
+        ({"weight": float("inf")}, "finite number"),
+        ({"weight": 1e308}, "less than or equal to 1000000000"),
         ({"limit": 0}, "greater than or equal to 1"),
         ({"name": ""}, "at least 1 character"),
         ({"type": "json"}, "'jsonl', 'parquet', 'hf'"),
@@ -171,6 +219,94 @@ def test_parquet_file_and_folder(tmp_path):
     assert [e.prompt for e in both] == ["q00", "q01", "q02", "q10", "q11", "q12"]
     with pytest.raises(ValueError, match=r"1.parquet, row 1: field 'prompt' is not there"):
         items(type="parquet", path=str(tmp_path / "1.parquet"))
+
+
+def parquet(path, **columns):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    return str(path)
+
+
+def test_parquet_values_with_one_text(tmp_path):
+    import pyarrow
+
+    columns = {
+        "decimal": [Decimal("1.50"), Decimal("-20.00")],
+        "date": [date(2024, 2, 29), date(1, 1, 1)],
+        "moment": [datetime(2024, 2, 29, 13, 5), datetime(2024, 1, 1)],
+        "time": [time(13, 5), time(0, 0, 1)],
+        "lists": [[["a"], []], [["b", "c"]]],
+        "in_lists": [[Decimal("1.0")], []],
+        "struct": [{"x": 1, "on": date(2024, 1, 1)}, {"x": 2, "on": None}],
+        "flag": [True, False],
+        "float": [0.5, 2.0],
+        "choice": pyarrow.array(["a", "b"]).dictionary_encode(),
+    }
+    path = parquet(tmp_path / "a.parquet", prompt=["q", "p"], **columns)
+    texts = {
+        name: [e.reference for e in items(type="parquet", path=path, fields={"reference": name})]
+        for name in columns
+    }
+    assert texts == {
+        "decimal": ["1.50", "-20.00"],
+        "date": ["2024-02-29", "0001-01-01"],
+        "moment": ["2024-02-29 13:05:00", "2024-01-01 00:00:00"],
+        "time": ["13:05:00", "00:00:01"],
+        "lists": ['[["a"], []]', '[["b", "c"]]'],
+        "in_lists": ['["1.0"]', "[]"],
+        "struct": ['{"x": 1, "on": "2024-01-01"}', '{"x": 2, "on": null}'],
+        "flag": ["true", "false"],
+        "float": ["0.5", "2.0"],
+        "choice": ["a", "b"],
+    }
+    fields = {"prompt": "choice", "id": "date", "difficulty": "decimal"}
+    found = items(type="parquet", path=path, fields=fields)
+    assert found[0] == Example("2024-02-29", "a", source="s", difficulty=1.5)
+
+
+def test_parquet_values_without_a_text(tmp_path):
+    import pyarrow
+
+    broken = pyarrow.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pyarrow.py_buffer(b"q\xff")
+    columns = {
+        "bytes": [b"a", b"b"],
+        "in_lists": [["a"], ["b"]],
+        "listed_bytes": [[], [b"b"]],
+        "span": [timedelta(1), timedelta(2)],
+        "late": pyarrow.array([0, 2**62], pyarrow.timestamp("us")),
+        "latin": pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, *broken]),
+        "gap": [1.0, float("nan")],
+        "prompt": ["q", "p"],
+    }
+    path = parquet(tmp_path / "a.parquet", **columns)
+    for field, used, message in [
+        ("bytes", "reference", r"row 1: field 'bytes' holds a bytes, which has no one text"),
+        ("bytes", "prompt", r"row 1: field 'bytes' is a bytes, not text"),
+        ("bytes", "id", r"row 1: field 'bytes' holds a bytes"),
+        ("bytes", "difficulty", r"row 1: field 'bytes' holds no number"),
+        ("bytes", "messages", r"row 1: field 'bytes' is not a list of"),
+        ("in_lists", "messages", r"row 1: field 'in_lists' is not a list of .* turn"),
+        ("listed_bytes", "reference", r"row 2: field 'listed_bytes' holds a bytes"),
+        ("span", "reference", r"row 1: field 'span' holds a timedelta"),
+        ("late", "reference", r"row 2: field 'late' cannot be read \(timestamp\[us\]: date value"),
+        ("latin", "prompt", r"row 2: field 'latin' cannot be read \(string: 'utf-8' codec"),
+        ("gap", "reference", r"row 2: field 'gap' is nan: complete or delete the record"),
+    ]:
+        with pytest.raises(ValueError, match=r"a\.parquet, " + message):
+            items(type="parquet", path=path, fields={used: field})
+    # What is not used may hold anything.
+    assert [e.prompt for e in items(type="parquet", path=path)] == ["q", "p"]
+
+
+def test_paths_may_start_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "a.jsonl", {"prompt": "q"})
+    parquet(tmp_path / "a.parquet", prompt=["p"])
+    assert items(type="jsonl", path="~/a.jsonl")[0].prompt == "q"
+    assert items(type="parquet", path="~/a.parquet")[0].prompt == "p"
+    assert source(type="hf", path="~/set").path == str(tmp_path / "set")
 
 
 def test_hf_data_set(tmp_path, monkeypatch):

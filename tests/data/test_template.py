@@ -4,7 +4,14 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from jaxrl_vr.data.fakes import ByteTokenizer
-from jaxrl_vr.data.template import R1_ZERO, ChatTemplate, PlainTemplate, R1ZeroTemplate, Template
+from jaxrl_vr.data.template import (
+    R1_ZERO,
+    RESERVED_ARGS,
+    ChatTemplate,
+    PlainTemplate,
+    R1ZeroTemplate,
+    Template,
+)
 from jaxrl_vr.types import Example, Message
 
 BYTES = ByteTokenizer()
@@ -64,6 +71,40 @@ def test_errors_name_the_example():
         ChatTemplate().render(chat, BYTES)
     with pytest.raises(ValueError, match="example s:4: it is a chat, and template 'plain' takes"):
         PlainTemplate().render(chat, BYTES)
+
+
+class Picky(ByteTokenizer):
+    def chat(self, messages, **template_args):
+        raise ValueError("the chat template fails: no system message")
+
+
+def test_a_template_that_fails_names_source_example_and_template():
+    message = "example s:0, template 'chat': the chat template fails: no system message"
+    with pytest.raises(ValueError, match=message):
+        ChatTemplate().render(QUESTION, Picky())
+
+
+@pytest.mark.parametrize("name", sorted(RESERVED_ARGS))
+def test_what_the_trainer_sets_is_no_argument_of_a_template(name):
+    with pytest.raises(ValidationError, match=f"template_args.{name} is set by the trainer"):
+        ChatTemplate(template_args={"enable_thinking": False, name: True})
+
+
+def test_every_option_of_transformers_is_reserved():
+    import inspect
+
+    from transformers import PreTrainedTokenizerFast
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    options = {
+        name
+        for function in (PreTrainedTokenizerFast.apply_chat_template, render_jinja_template)
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    }
+    assert "tokenize" in options and "add_generation_prompt" in options
+    # these two are what a template reads
+    assert options - RESERVED_ARGS == {"tools", "documents"}
 
 
 def test_the_union_reads_the_type():

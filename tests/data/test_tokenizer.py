@@ -7,15 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_vr.data.fakes import ByteTokenizer
+from jaxrl_vr.data.template import ChatTemplate
 from jaxrl_vr.data.tokenizer import (
     DEFAULT_ALPHABET,
+    MAX_EOS_IDS,
+    OBJECTS,
+    QWEN2_BYTES,
     CharTokenizer,
     CharTokenizerConfig,
     HFTokenizer,
     HFTokenizerConfig,
     Tokenizer,
 )
-from jaxrl_vr.types import Message
+from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS
+from jaxrl_vr.types import Example, Message
 
 TEMPLATE = (
     "{% for m in messages %}<|turn|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endfor %}"
@@ -115,6 +120,53 @@ def test_exported_char_tokenizer_is_the_same_in_transformers(tmp_path):
     assert loaded.prompt_ids("729+304=") == ours.prompt_ids("729+304=")
 
 
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def beside(folder, family):
+    """A folder with the config.json of a model, as an export has before its tokenizer is saved."""
+    folder.mkdir()
+    content = {"model_type": family, "architectures": [CLASSES[family]]}
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize("family", CLASSES)
+def test_char_tokenizer_exported_with_a_model_of_any_family(tmp_path, family):
+    from transformers import AutoTokenizer
+
+    ours = CharTokenizer(DEFAULT_ALPHABET + "漢π")
+    ours.save(beside(tmp_path / "a", family))
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "a")
+    assert (theirs.eos_token_id, theirs.pad_token_id, len(theirs)) == (1, 0, ours.vocab_size)
+
+    @given(st.text(alphabet=ours.alphabet))
+    def same(text):
+        assert theirs.encode(text) == ours.encode(text)
+        assert theirs.decode([*ours.encode(text), 1], skip_special_tokens=True) == text
+        assert theirs.decode(ours.encode(text)) == text
+
+    same()
+    # what Qwen's own tokenizer would cut, normalise or take for a special token
+    for text in ("don't  12345 \n\n ", "<|endoftext|>", "<|im_end|>", "a b", ""):
+        assert theirs.encode(text) == ours.encode(text)
+    theirs.save_pretrained(tmp_path / "b")
+    loaded = HFTokenizer(tmp_path / "b")
+    assert loaded.prompt_ids("729 + 304\n=") == ours.prompt_ids("729 + 304\n=")
+    assert (loaded.eos_ids, loaded.vocab_size) == (ours.eos_ids, ours.vocab_size)
+
+
+def test_char_tokenizer_that_qwen2_would_decode_wrongly(tmp_path):
+    import tokenizers.pre_tokenizers
+
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    assert QWEN2_BYTES == {c for c in letters if not c.isascii()}
+    message = r"decodes \['é', 'ł'\] wrongly beside a model of the family qwen2: use"
+    with pytest.raises(ValueError, match=message):
+        CharTokenizer("abłé漢").save(beside(tmp_path / "a", "qwen2"))
+    CharTokenizer("abłé漢").save(beside(tmp_path / "b", "qwen3"))
+
+
 def test_bytes():
     tokenizer = ByteTokenizer()
     assert isinstance(tokenizer, Tokenizer)
@@ -152,6 +204,117 @@ def test_hf_chat_ends_in_the_generation_prompt(hf):
     assert hf.chat(chat, enable_thinking=False) == text + "<think></think>"
     with pytest.raises(ValueError, match="template_args.enable_thinkin: .*does not read it"):
         hf.chat(chat, enable_thinkin=False)
+
+
+PROGRAMS = {
+    "refusal": ("{{ raise_exception('roles must alternate') }}", "TemplateError: roles must"),
+    "syntax": ("{% for %}", "TemplateSyntaxError: Expected an expression"),
+    "filter": ("{{ messages | nofilter }}", "TemplateAssertionError: No filter named"),
+    "undefined": ("{{ x.y.z }}", "UndefinedError: 'x' is undefined"),
+    "index": ("{{ messages[9].content }}", "UndefinedError: list object has no element 9"),
+    "type": ("{{ 1 + 'a' }}", "TypeError: unsupported operand"),
+    "division": ("{{ 1 // 0 }}", "ZeroDivisionError: "),
+    "number": ("{{ 'x'.index('y') }}", "ValueError: substring not found"),
+    "unsafe": ("{{ ''.__class__.__mro__ }}", "SecurityError: access to attribute"),
+    "endless": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError: "),
+}
+
+
+@pytest.mark.parametrize("program, reason", PROGRAMS.values(), ids=PROGRAMS)
+def test_hf_template_that_fails(tmp_path, program, reason):
+    folder = write_tokenizer(tmp_path / "always", template=program)
+    with pytest.raises(ValueError) as caught:
+        HFTokenizer(folder)
+    said = f"the chat template of {folder} fails on a chat of user, assistant ({reason}"
+    assert str(caught.value).startswith(said)
+    assert "correct it in chat_template.jinja or tokenizer_config.json" in str(caught.value)
+    only_system = "{% if messages[0].role == 'system' %}" + program + "{% endif %}" + TEMPLATE
+    if program.startswith("{% for %}") or "nofilter" in program:
+        return  # these do not compile, whatever the chat
+    tokenizer = HFTokenizer(write_tokenizer(tmp_path / "sometimes", template=only_system))
+    with pytest.raises(ValueError) as caught:
+        ChatTemplate(system="s").render(Example("7", "q", source="data"), tokenizer)
+    said = f"example data:7, template 'chat': the chat template of {tmp_path / 'sometimes'} fails"
+    assert str(caught.value).startswith(f"{said} on a chat of system, user ({reason}")
+
+
+def test_hf_template_argument_of_a_wrong_type(tmp_path):
+    program = TEMPLATE + "{% for t in tools or [] %}{{ t.name }}{% endfor %}"
+    tokenizer = HFTokenizer(write_tokenizer(tmp_path / "a", template=program))
+    chat = [Message("user", "u")]
+    assert tokenizer.chat(chat, tools=[{"name": "add"}]).endswith("assistant\nadd")
+    with pytest.raises(ValueError, match="fails on a chat of user .TypeError: .*not iterable"):
+        tokenizer.chat(chat, tools=3)
+
+
+def test_hf_template_that_is_no_text(tmp_path):
+    with pytest.raises(ValueError, match="a: its chat template is a int, not text: correct"):
+        HFTokenizer(write_tokenizer(tmp_path / "a", template=3))
+    several = [{"name": "one", "template": "x"}, {"name": "two", "template": "y"}]
+    with pytest.raises(ValueError, match="tokenizer .*b: .*no default"):
+        HFTokenizer(write_tokenizer(tmp_path / "b", template=several))
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("{", "is not JSON"),
+        ("", "is not JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "is not JSON .*4300 digits"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "holds a list, not an object"),
+        ('"x"', "holds a str, not an object"),
+        ("null", "holds a NoneType, not an object"),
+    ],
+    ids="cut empty digits deep list text null".split(),
+)
+def test_hf_files_that_hold_no_object(tmp_path, name, content, message):
+    folder = write_tokenizer(tmp_path / "a")
+    (folder / name).write_text(content)
+    with pytest.raises(ValueError, match=f"a/{name}: {message}"):
+        HFTokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    "name, values, reason",
+    [
+        ("tokenizer.json", {"added_tokens": None}, "TypeError"),
+        ("tokenizer.json", {"added_tokens": [3]}, "AttributeError"),
+        ("tokenizer_config.json", {"tokenizer_class": 3}, "AttributeError"),
+        ("tokenizer_config.json", {"eos_token": 5}, "TypeError"),
+    ],
+)
+def test_hf_files_with_faulty_values(tmp_path, name, values, reason):
+    folder = write_tokenizer(tmp_path / "a")
+    content = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(content | values))
+    with pytest.raises(ValueError, match=rf"tokenizer's files in .*a cannot be used \({reason}"):
+        HFTokenizer(folder)
+
+
+@pytest.mark.parametrize("eos", ["</s>", [1, "x"], -1, [2**31], [True], 1.5, [[1]]], ids=str)
+def test_generation_config_with_faulty_ends(tmp_path, eos):
+    folder = write_tokenizer(tmp_path / "a", generation_eos=eos)
+    with pytest.raises(ValueError, match="a/generation_config.json: eos_token_id holds .*write to"):
+        HFTokenizer(folder)
+
+
+def test_more_ends_than_the_sampler_holds(tmp_path):
+    assert MAX_EOS_IDS == MAX_STOP_IDS
+    # with its own EOS, and the end of a turn
+    most = write_tokenizer(tmp_path / "a", generation_eos=list(range(MAX_EOS_IDS - 2)))
+    assert len(HFTokenizer(most).eos_ids) == MAX_EOS_IDS
+    more = write_tokenizer(tmp_path / "b", generation_eos=list(range(MAX_EOS_IDS - 1)))
+    message = "b: 9 tokens end a completion.* at most 8: shorten eos_token_id in generation_config"
+    with pytest.raises(ValueError, match=message):
+        HFTokenizer(more)
+
+
+def test_half_a_character_is_refused(hf):
+    for encode in (hf.encode, hf.prompt_ids, CharTokenizer("ab").encode):
+        with pytest.raises(ValueError, match=r"'\\ud800'"):
+            encode("ab\ud800")
 
 
 def test_hf_bos_is_single(tmp_path):

@@ -309,7 +309,7 @@ def test_round_trip_keeps_the_source_config(folder, tmp_path, one_device):
     source = hf.read_config(folder)
     hf.export(tmp_path / "out", arch, params, source_config=source, eos_ids=(2, 5))
     written = hf.read_config(tmp_path / "out")
-    ours = {"dtype", "torch_dtype", "exported_by"}
+    ours = {"dtype", "torch_dtype", "exported_by_jaxrl_vr"}
     assert {k: v for k, v in written.items() if k not in ours} == {
         k: v for k, v in source.items() if k not in ours
     }
@@ -375,6 +375,97 @@ def test_export_replaces_an_earlier_export_only(tiny, tmp_path, one_device):
     with pytest.raises(ValueError, match=r"foreign' exists and is not an earlier export"):
         hf.export(foreign, tiny.arch, tiny.params)
     assert (foreign / "thesis.tex").read_text() == "years of work"
+
+
+ADDED = {
+    "file": lambda out: (out / "notes.md").write_text("mine"),
+    "hidden": lambda out: (out / ".gitignore").write_text("mine"),
+    "weights": lambda out: (out / "adapter.safetensors").write_text("mine"),
+    "deeper": lambda out: [(out / "logs").mkdir(), (out / "logs" / "a.txt").write_text("mine")],
+    "link": lambda out: (out / "data").symlink_to(out.parent, target_is_directory=True),
+    "broken link": lambda out: (out / "data").symlink_to("nowhere"),
+}
+
+
+def held(folder):
+    """Relative path -> content of every file, None for a link."""
+    return {
+        str(p.relative_to(folder)): None if p.is_symlink() else p.read_bytes()
+        for p in folder.rglob("*")
+        if p.is_symlink() or p.is_file()
+    }
+
+
+@pytest.mark.parametrize("add", ADDED.values(), ids=ADDED)
+def test_export_deletes_nothing_that_is_not_its_own(tiny, tmp_path, add):
+    out = tmp_path / "out"
+    hf.export(out, tiny.arch, tiny.params)
+    add(out)
+    before = held(out)
+    with pytest.raises(ValueError) as caught:
+        hf.export(out, tiny.arch, jax.tree.map(lambda x: x * 2, tiny.params))
+    assert f"export folder '{out}' is an earlier export and would be replaced, but it also" in str(
+        caught.value
+    )
+    (name,) = set(before) - set(hf.read_config(out)["exported_by_jaxrl_vr"])
+    assert f"holds {name}; move that away, or choose another folder" in str(caught.value)
+    assert held(out) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_export_sees_what_came_while_it_was_writing(tiny, tmp_path):
+    out = tmp_path / "out"
+    hf.export(out, tiny.arch, tiny.params)
+
+    def save(partial):
+        (out / "notes.md").write_text("mine")
+
+    with pytest.raises(ValueError, match="it also holds notes.md"):
+        hf.export(out, tiny.arch, tiny.params, save_tokenizer=save)
+    assert (out / "notes.md").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_export_does_not_take_another_trainers_mark_for_its_own(tiny, tmp_path, one_device):
+    out = tmp_path / "out"
+    hf.export(out, tiny.arch, tiny.params)
+    config = hf.read_config(out)
+    for mark in (None, "jaxrl_vr", {"a": 1}, True):
+        (out / "config.json").write_text(json.dumps(config | {"exported_by_jaxrl_vr": mark}))
+        with pytest.raises(ValueError, match="not an earlier export: it holds config.json, gener"):
+            hf.export(out, tiny.arch, tiny.params)
+    # A model that was trained from an export is not that export.
+    (out / "config.json").write_text(json.dumps(config))
+    (out / "more.txt").write_text("mine")
+    hf.export(tmp_path / "next", tiny.arch, tiny.params, source_config=hf.read_config(out))
+    files = hf.read_config(tmp_path / "next")["exported_by_jaxrl_vr"]
+    assert files == sorted(p.name for p in (tmp_path / "next").iterdir())
+
+
+def test_export_into_the_working_directory_is_refused(tiny, tmp_path, monkeypatch):
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    for folder in (".", "", inner, "..", "../../a", "./"):
+        with pytest.raises(ValueError, match="holds the working directory, which cannot be repla"):
+            hf.export(folder, tiny.arch, tiny.params)
+    assert list(tmp_path.rglob("*")) == [tmp_path / "a", inner]
+    hf.export("c/d", tiny.arch, tiny.params)
+    assert (inner / "c" / "d" / "config.json").is_file()
+
+
+def test_export_to_a_file_home_and_a_link(tiny, tmp_path, monkeypatch, one_device):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"file' is a file; choose a new or an empty folder"):
+        hf.export(tmp_path / "file", tiny.arch, tiny.params)
+    assert (tmp_path / "file").read_text() == "mine"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    hf.export("~/out", tiny.arch, tiny.params)
+    (tmp_path / "latest").symlink_to("out")
+    twice = jax.tree.map(lambda x: x * 2, tiny.params)
+    hf.export(tmp_path / "latest", tiny.arch, twice)
+    assert (tmp_path / "latest").is_symlink()
+    assert same(read(tmp_path / "out", one_device)[1], twice)
 
 
 def test_export_does_not_replace_a_model_that_is_not_ours(copied, one_device):

@@ -1,6 +1,9 @@
 """config.json in: spellings of both transformers versions, what is refused, what is missing."""
 
+import math
+
 import pytest
+from pydantic import ValidationError
 
 from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
 from jaxrl_vr.models.hf_config import architecture_from_config, config_of
@@ -262,3 +265,63 @@ def test_missing_fields_are_named():
 def test_heads_that_do_not_divide_are_named():
     with pytest.raises(ValueError, match=r"kv_heads = 2 does not divide heads = 9"):
         architecture_from_config({**SMOLLM2, "num_key_value_heads": 2})
+
+
+SIZES = (
+    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim "
+    "intermediate_size max_position_embeddings"
+).split()
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -1, 2**31, 10**400, 2.5, "9", True, [9], math.nan], ids=str)
+def test_a_size_that_is_none_is_named(name, value):
+    with pytest.raises(ValueError) as caught:
+        architecture_from_config({**LLAMA_3_2_1B, name: value})
+    said = f"config.json: {name} = {repr(value)[:60]} must be a whole number from 1 to 2147483647"
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize("name", ["rms_norm_eps", "rope_theta", "factor", "low_freq_factor"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 10**400, "1e-5", True, [1]], ids=str)
+def test_a_number_that_is_none_is_named(name, value):
+    rope = LLAMA_3_2_1B["rope_scaling"]
+    changed = {"rope_scaling": {**rope, name: value}} if name in rope else {name: value}
+    with pytest.raises(ValueError) as caught:
+        architecture_from_config({**LLAMA_3_2_1B, **changed})
+    said = f"config.json: {name} = {repr(value)[:60]} must be a number"
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes' must be true or false"),
+        ({"rope_theta": 0}, r"rope_theta = 0.0: must be greater than 0"),
+        ({"rms_norm_eps": -1}, r"norm_eps = -1: must be greater than or equal to 0"),
+        ({"head_dim": 7}, "head_dim = 7 is odd"),
+        ({"num_key_value_heads": 5}, "kv_heads = 5 does not divide heads = 32"),
+        ({"rope_scaling": [1]}, r"rope_scaling = \[1\] is not an object"),
+        ({"rope_scaling": "linear"}, "rope_scaling = 'linear' is not an object"),
+        ({"layer_types": 3}, r"layer_types holds \['3'\]"),
+        ({"layer_types": [["full_attention"]]}, "layer_types holds"),
+        ({"model_type": ["llama"]}, r"model_type = \['llama'\] is not supported"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_other_faulty_values_are_one_message(changed, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        architecture_from_config({**LLAMA_3_2_1B, **changed})
+    assert not isinstance(caught.value, ValidationError)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [("layers", 2**31), ("vocab_size", 10**12), ("rope_theta", 0.0), ("rope_theta", 1e300)]
+    + [("norm_eps", -1e-5), ("norm_eps", math.nan), ("rope_theta", math.inf)],
+)
+def test_bounds_of_an_architecture(name, value):
+    arch = PUBLIC["smollm2"][1]
+    with pytest.raises(ValidationError, match=name):
+        Architecture(**arch.model_dump() | {name: value})
