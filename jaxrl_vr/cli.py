@@ -136,8 +136,8 @@ def _eval(args: argparse.Namespace) -> int:
 def _sample(args: argparse.Namespace) -> int:
     from jaxrl_vr.train.once import sample_once
 
-    sample_once(_config(args), args.init, args.prompts, args.source)
-    return 0
+    failed = sample_once(_config(args), args.init, args.prompts, args.source)
+    return 2 if failed and args.prompts is not None else 0
 
 
 def _export(args: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ import pytest
 from inprocess import ONES, call, config, evaluation, rl, sft, train
 from runs import ROOT, command, environment
 
+from jaxrl_vr import cli
 from jaxrl_vr.config import dump, load
 from jaxrl_vr.train.arithmetic import arithmetic
 from jaxrl_vr.train.config import RunConfig
@@ -191,6 +192,39 @@ def test_sample_uses_a_sources_template(done, tmp_path, capsys):
     whole = call(capsys, "sample", done, "--prompts", tmp_path / "whole")
     bare = call(capsys, "sample", done, suffix, "--source", "ones", "--prompts", tmp_path / "bare")
     assert bare == whole
+
+
+def test_sample_says_which_prompts_cannot_be_asked_and_goes_on(done, tmp_path, capsys, monkeypatch):
+    path = tmp_path / "prompts.txt"
+    good = ["1+1=", "2+3=", "4+4="]
+    faulty = ["what", "", "1+" * 10 + "1=", "   ", "é=", good[2]]
+    path.write_bytes("\n".join([good[0], *faulty[:3], good[1], *faulty[3:]]).encode("utf-8-sig"))
+
+    def sample(code, *args):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["sample", str(done), "--init", "grpo", *args])
+        shown = capsys.readouterr()
+        assert ended.value.code == code, shown.err
+        errors = [line for line in shown.err.splitlines() if line.startswith("error: ")]
+        return shown.out.splitlines(), errors
+
+    answers, errors = sample(2, "--prompts", str(path))
+    assert len(answers) == 3
+    assert [e.split(": ")[1] for e in errors] == [f"{path}:{n}" for n in (2, 4, 7)]
+    assert "character 'w' of 'what' is not in the alphabet" in errors[0]
+    assert "prompt of 22 tokens + max_new_tokens = 4 exceeds the model's context" in errors[1]
+    assert "character 'é' of 'é='" in errors[2]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(path.read_text(encoding="utf-8-sig")))
+    by_keyboard, errors = sample(0)
+    assert by_keyboard == answers
+    assert [e.split(": ")[1] for e in errors] == ["line 2", "line 4", "line 7"]
+    path.write_bytes(b"1+1=\n\xff\n")
+    answers, errors = sample(2, "--prompts", str(path))
+    assert (answers, errors) == (
+        [],
+        [f"error: --prompts {path}: is not UTF-8 text; save it as such"],
+    )
 
 
 def test_sample_of_a_prompt_that_cannot_be_asked(done, tmp_path, capsys):

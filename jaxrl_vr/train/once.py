@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import sys
 import tempfile
@@ -62,20 +63,30 @@ def evaluate_once(config: RunConfig, init: str, names: Sequence[str] | None) -> 
         ctx.console.message(f"answers: {out}")
 
 
-def sample_once(config: RunConfig, init: str, prompts: Path | None, source: str | None) -> None:
-    """Answers prompts from a file, or line by line from the keyboard."""
+def sample_once(config: RunConfig, init: str, prompts: Path | None, source: str | None) -> int:
+    """Answers prompts from a file, or line by line from the keyboard.
+
+    Returns:
+      How many could not be asked; each is said, and the next one is asked.
+    """
     rl = [s for s in config.stages if isinstance(s, RlStage)]
     if not rl and not config.tasks:
         raise ValueError("sample: the config has no stage or task with a [sampling] table; add one")
     sampling = rl[-1].sampling if rl else config.tasks[-1].sampling
+    failed = 0
     with _opened(config, init, None) as (ctx, weights):
         template = _template(ctx, source)
         engine = ctx.engine(weights, 0)
-        for number, line in enumerate(_lines(prompts)):
-            asked = prompt(Example(str(number), line), template, ctx.tokenizer)
+        for number, (where, line) in enumerate(_lines(prompts)):
             key = (config.seed, number)
-            for _, rollouts in generate(engine, [asked.ids], 1, ctx.sampling(sampling), key):
-                print(ctx.decode(rollouts[0].token_ids), flush=True)
+            try:
+                asked = prompt(Example(str(number), line), template, ctx.tokenizer)
+                for _, rollouts in generate(engine, [asked.ids], 1, ctx.sampling(sampling), key):
+                    print(ctx.decode(rollouts[0].token_ids), flush=True)
+            except ValueError as error:
+                failed += 1
+                print(f"error: {where}: {error}", file=sys.stderr, flush=True)
+    return failed
 
 
 def export_once(config: RunConfig, init: str, out: Path, dtype: FileDtype) -> None:
@@ -94,18 +105,25 @@ def _template(ctx: Context, source: str | None) -> Any:
     return ChatTemplate() if getattr(ctx.tokenizer, "has_chat_template", False) else PlainTemplate()
 
 
-def _lines(prompts: Path | None) -> Iterator[str]:
+def _lines(prompts: Path | None) -> Iterator[tuple[str, str]]:
+    """(where it stands, for messages; the prompt), blank lines left out."""
     if prompts is not None:
         if not prompts.is_file():
             raise ValueError(f"--prompts {prompts}: there is no such file")
-        yield from filter(None, prompts.read_text(encoding="utf-8").splitlines())
+        try:
+            text = prompts.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"--prompts {prompts}: is not UTF-8 text; save it as such") from error
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.strip():
+                yield f"{prompts}:{number}", line
         return
     is_terminal = sys.stdin.isatty()
-    while True:
+    for number in itertools.count(1):
         if is_terminal:
             print("> ", end="", flush=True)
         line = sys.stdin.readline()
         if not line:
             return
         if line.strip():
-            yield line.rstrip("\n")
+            yield f"line {number}", line.rstrip("\n")
