@@ -61,7 +61,8 @@ class _Problem:
 def load(model: type[M], files: Sequence[str | Path], overrides: Sequence[str] = ()) -> M:
     """The config that TOML files and overrides describe.
 
-    Files merge from left to right: tables merge, everything else replaces. Then each override
+    Files merge from left to right: tables merge, and so do lists of tables that have names, item
+    by item of the same name, with new names behind; everything else replaces. Then each override
     `a.b=value` sets one key. Its value is TOML, or a plain word where that is not TOML. A list's
     item is named by index or by its `name`: `stages.rl.steps=3`. Assigning a table or a list
     replaces it. A table that gets another `type` starts anew, with nothing but its `name` kept; one
@@ -83,7 +84,7 @@ def load(model: type[M], files: Sequence[str | Path], overrides: Sequence[str] =
     except ValidationError as error:
         problems = _problems(model, data, error)
     raise _error(
-        f"{_origin(problem, sources, placed)}: {_line(problem, data)}" for problem in problems
+        f"{_origin(problem, sources, placed, data)}: {_line(problem, data)}" for problem in problems
     )
 
 
@@ -174,11 +175,22 @@ def _toml_content(text: str) -> dict[str, Any]:
 
 
 def _merge(low: Any, high: Any) -> Any:
+    if isinstance(low, list) and isinstance(high, list) and _are_named(low) and _are_named(high):
+        by_name = {item["name"]: item for item in low}
+        for item in high:
+            by_name[item["name"]] = _merge(by_name.get(item["name"]), item)
+        return list(by_name.values())
     if not (isinstance(low, dict) and isinstance(high, dict)):
         return high
     if "type" in low and "type" in high and low["type"] != high["type"]:
         return _only_name(low) | high
     return low | {key: _merge(low.get(key), value) for key, value in high.items()}
+
+
+def _are_named(items: list[Any]) -> bool:
+    """Whether all are tables, each with a name of its own."""
+    names = _names(items)
+    return "" not in names and len(set(names)) == len(names)
 
 
 def _only_name(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -576,7 +588,9 @@ def _spell(node: Any, key: Sequence[str | int]) -> str:
     return ".".join(parts)
 
 
-def _origin(problem: _Problem, sources: Sequence[tuple[str, Any]], placed: Sequence[Key]) -> str:
+def _origin(
+    problem: _Problem, sources: Sequence[tuple[str, Any]], placed: Sequence[Key], data: Any
+) -> str:
     """The file that a wrong value comes from, or the command line."""
     key = problem.key[:-1] if problem.is_in_table else problem.key
     if any(key[: len(path)] == path for path in placed):
@@ -586,18 +600,33 @@ def _origin(problem: _Problem, sources: Sequence[tuple[str, Any]], placed: Seque
     also = ["command line"] if is_inside else []
     for length in range(len(key), 0, -1):
         part = key[:length]
-        having = [name for name, content in sources if _has(content, part)]
+        # Items of a list are looked up by name: their index may differ from file to file.
+        named = _with_names(data, part)
+        having = [name for name, content in sources if _has(content, named)]
         if having:
             # Tables merge, so several files may have made this one; the rest is the last file's.
-            is_merged = all(isinstance(step, str) for step in part) and length < len(problem.key)
+            is_merged = all(isinstance(step, str) for step in named) and length < len(problem.key)
             return ", ".join([*(having if is_merged else having[-1:]), *also])
         if any(path[:length] == part for path in placed):
             return "command line"
     return ", ".join([*(name for name, _ in sources), *also]) or "command line"
 
 
+def _with_names(node: Any, key: Key) -> Key:
+    """The key with the names of items in the place of their indices, where all have their own."""
+    steps: list[str | int] = []
+    for step in key:
+        is_named = isinstance(node, list) and isinstance(step, int) and _are_named(node)
+        steps.append(node[step]["name"] if is_named and step < len(node) else step)
+        node = _at(node, step)
+    return tuple(steps)
+
+
 def _has(content: Any, key: Key) -> bool:
     for step in key:
+        if isinstance(content, list) and isinstance(step, str):
+            names = _names(content)
+            step = names.index(step) if step in names else len(names)
         content = _at(content, step)
     return content is not MISSING
 

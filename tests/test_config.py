@@ -116,10 +116,41 @@ def test_a_config_is_frozen_and_refuses_unknown_keys():
 
 
 def test_tables_merge_and_everything_else_replaces(files):
-    more = 'seed = 2\n[shares]\nb = 0.5\n[extra]\nlist = [3]\n[[stages]]\ntype="score"\nname="z"'
+    more = "seed = 2\n[shares]\nb = 0.5\n[extra]\nlist = [3]"
     config = load(Run, files(base=BASE + "[extra]\nlist = [1, 2]", more=more))
     assert (config.seed, config.shares, config.extra) == (2, {"a": 0.5, "b": 0.5}, {"list": [3]})
-    assert config.stages == (Score(name="z"),)
+
+
+def test_lists_of_named_tables_merge_by_name(files):
+    more = """
+[[stages]]
+name = "rl.v2"
+steps = 77
+[stages.optimizer]
+warmup = 9
+[[stages]]
+type = "score"
+name = "z"
+"""
+    before, after = (
+        load(Run, files(**texts)) for texts in ({"base": BASE}, dict(base=BASE, more=more))
+    )
+    assert [s.name for s in after.stages] == ["sft", "rl.v2", "end", "z"]
+    assert after.stages[0] == before.stages[0] and after.stages[2] == before.stages[2]
+    assert after.stages[1].steps == 77 and after.stages[1].optimizer.warmup == 9
+    assert after.stages[1].optimizer.learning_rate == before.stages[1].optimizer.learning_rate
+    assert after.stages[3] == Score(name="z")
+
+
+def test_items_of_another_type_start_anew(files):
+    more = '[[stages]]\ntype = "score"\nname = "sft"'
+    assert load(Run, files(base=BASE, more=more)).stages[0] == Score(name="sft")
+
+
+def test_lists_without_names_are_replaced(files):
+    lists = "[extra]\nlist = [{ a = 1 }, { a = 2 }]"
+    more = "[extra]\nlist = [{ b = 3 }]"
+    assert load(Run, files(base=BASE + lists, more=more)).extra == {"list": [{"b": 3}]}
 
 
 def test_the_last_file_wins_whatever_the_order_of_its_keys(files):
@@ -303,10 +334,14 @@ def test_a_validators_own_message_passes_through(files):
     ]
 
 
-def test_a_list_that_was_replaced_is_not_blamed(files):
+def test_a_file_that_only_has_other_items_is_not_blamed(files):
     more = "[[stages]]\ntype = 'train'\nname = 'new'"
     assert errors(files, base=BASE, more=more) == [
         "more.toml: stages.new.optimizer: missing; it must be a table"
+    ]
+    more = "[[stages]]\nname = 'rl.v2'\nsteps = 'many'"
+    assert errors(files, base=BASE, more=more) == [
+        'more.toml: stages.rl.v2.steps = "many": must be an integer'
     ]
 
 
