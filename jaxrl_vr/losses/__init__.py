@@ -5,32 +5,139 @@ vmap and scan and in any sharding. Policy losses return per-token values and met
 caller aggregates with the weights.
 """
 
-from jaxrl_vr.losses import advantages, kl, logprobs, policy, supervised, weights
-from jaxrl_vr.losses.advantages import group_center, group_norm, has_contrast
-from jaxrl_vr.losses.kl import k3
+from jaxrl_vr.losses import (
+    advantages,
+    kl,
+    logprobs,
+    policy,
+    returns,
+    shaping,
+    steps,
+    supervised,
+    value,
+    weights,
+)
+from jaxrl_vr.losses.advantages import (
+    batch_norm,
+    fixed_baseline,
+    gdpo,
+    group_center,
+    group_norm,
+    has_contrast,
+    leave_one_out,
+    max_rl,
+    multi_reward_norm,
+    opo,
+    pass_at_k_advantage,
+    process_group_norm,
+    reinforce_plus_plus_baseline,
+    remax,
+)
+from jaxrl_vr.losses.kl import (
+    adaptive_kl,
+    full_kl,
+    k1,
+    k1_straight_through,
+    k2,
+    k3,
+    k3_straight_through,
+    kl_in_reward,
+    kl_reward_metrics,
+    top_k_kl,
+    unbiased_k3,
+)
 from jaxrl_vr.losses.logprobs import scaled_logits, token_logprob, token_logprobs
 from jaxrl_vr.losses.policy import ppo_clip, reinforce
+from jaxrl_vr.losses.returns import (
+    discounted_return,
+    gae,
+    length_adaptive_lambda,
+    reinforce_plus_plus,
+    whiten,
+)
+from jaxrl_vr.losses.shaping import (
+    cosine_length_reward,
+    format_gate,
+    kimi_length_reward,
+    language_consistency,
+    overlong_penalty,
+    stop_properly_penalty,
+    truncated_mask,
+)
+from jaxrl_vr.losses.steps import step_mean, step_min, step_product
 from jaxrl_vr.losses.supervised import cross_entropy
-from jaxrl_vr.losses.weights import constant_length, sequence_mean, token_mean
+from jaxrl_vr.losses.value import clipped_value_loss, explained_variance, huber_value_loss
+from jaxrl_vr.losses.weights import (
+    constant_length,
+    prompt_mean,
+    sequence_mean,
+    sequence_sum,
+    token_mean,
+)
 
 __all__ = [
+    "adaptive_kl",
     "advantages",
+    "batch_norm",
+    "clipped_value_loss",
     "constant_length",
+    "cosine_length_reward",
     "cross_entropy",
+    "discounted_return",
+    "explained_variance",
+    "fixed_baseline",
+    "format_gate",
+    "full_kl",
+    "gae",
+    "gdpo",
     "group_center",
     "group_norm",
     "has_contrast",
+    "huber_value_loss",
+    "k1",
+    "k1_straight_through",
+    "k2",
     "k3",
+    "k3_straight_through",
+    "kimi_length_reward",
     "kl",
+    "kl_in_reward",
+    "kl_reward_metrics",
+    "language_consistency",
+    "leave_one_out",
+    "length_adaptive_lambda",
     "logprobs",
+    "max_rl",
+    "multi_reward_norm",
+    "opo",
+    "overlong_penalty",
+    "pass_at_k_advantage",
     "policy",
     "ppo_clip",
+    "process_group_norm",
+    "prompt_mean",
     "reinforce",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "remax",
+    "returns",
     "scaled_logits",
     "sequence_mean",
+    "sequence_sum",
+    "shaping",
+    "step_mean",
+    "step_min",
+    "step_product",
+    "steps",
+    "stop_properly_penalty",
     "supervised",
     "token_logprob",
     "token_logprobs",
     "token_mean",
+    "top_k_kl",
+    "truncated_mask",
+    "unbiased_k3",
+    "value",
     "weights",
+    "whiten",
 ]

@@ -1,4 +1,4 @@
-"""Sums over the sequences that share a packed row.
+"""Sums over the sequences that share a packed row, and steps from token to token within one.
 
 B rows, T tokens of a row. A row without segment ids holds one sequence.
 """
@@ -56,3 +56,67 @@ def segment_mean(x: jax.Array, mask: jax.Array, segment_ids: jax.Array | None = 
     total = segment_total(x, mask, segment_ids)
     count = segment_total(mask.astype(total.dtype), mask, segment_ids)
     return total / jnp.maximum(count, 1.0)
+
+
+def next_in_segment(
+    mask: jax.Array, segment_ids: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Where each token's next masked token in its own sequence is, and whether there is one.
+
+    Args:
+      mask: [B, T] bool, true where a token counts; the others are stepped over.
+      segment_ids: [B, T] int; the tokens of a sequence stand together. None: a row is one
+        sequence.
+
+    Returns:
+      [B, T] int32, an index into the row, to be read only where the second result is true; and
+      [B, T] bool. The last masked token of each sequence is where `mask` is true and this is not.
+
+    >>> index, has_next = next_in_segment(jnp.array([[True, False, True]]))
+    >>> int(index[0, 0]), has_next.tolist()
+    (2, [[True, True, False]])
+    """
+    sizes = check("BT, BT", mask=mask, segment_ids=segment_ids)
+    num_tokens = sizes["T"]
+    position = jnp.where(mask, jnp.arange(num_tokens, dtype=jnp.int32)[None], num_tokens)
+    here_or_later = jax.lax.cummin(position, axis=1, reverse=True)
+    later = jnp.pad(here_or_later[:, 1:], ((0, 0), (0, 1)), constant_values=num_tokens)
+    index = jnp.minimum(later, num_tokens - 1)
+    has_next = later < num_tokens
+    if segment_ids is not None:
+        ids = jnp.asarray(segment_ids)
+        has_next &= jnp.take_along_axis(ids, index, axis=1) == ids
+    return index, has_next
+
+
+def per_token(
+    name: str, x: jax.Array, mask: jax.Array, segment_ids: jax.Array | None = None
+) -> jax.Array:
+    """A value for each sequence, [B] or [B, T], as a value at each of its tokens.
+
+    Args:
+      name: what the array is called in an error.
+      x: [B], one value a row; or [B, T], which is what packed rows need.
+      mask: [B, T] bool, for its shape.
+      segment_ids: [B, T] int; None: a row is one sequence.
+
+    Returns:
+      [B, T].
+
+    Raises:
+      ValueError: [B] for packed rows, whose sequences cannot share a value; or shapes differ.
+
+    >>> per_token("adv", jnp.array([1.0, 2.0]), jnp.ones((2, 2), bool)).tolist()
+    [[1.0, 1.0], [2.0, 2.0]]
+    """
+    x = jnp.asarray(x)
+    if x.ndim == 1:
+        check("BT, B", mask=mask, **{name: x})
+        if segment_ids is not None:
+            raise ValueError(
+                f"{name}: rows with segment_ids hold several sequences and need shape [B, T], got "
+                f"{list(x.shape)}; repeat each sequence's value at its tokens"
+            )
+        x = jnp.broadcast_to(x[:, None], mask.shape)
+    check("BT, BT", mask=mask, **{name: x})
+    return x

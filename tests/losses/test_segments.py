@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_vr.losses.segments import segment_mean, segment_total
+from jaxrl_vr.losses.segments import next_in_segment, per_token, segment_mean, segment_total
 
 SUM, MEAN = jax.jit(segment_total), jax.jit(segment_mean)
 X = np.array([[1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 3.0, 5.0]], np.float32)
@@ -70,3 +70,27 @@ def test_float64_stays():
 def test_wrong_shape():
     with pytest.raises(ValueError, match=r"mask: expected shape \[B, T\] with B = 2"):
         segment_total(X, MASK[:1])
+
+
+def test_next_token_by_hand():
+    # row 0: token 1 follows 0, and 2 is another sequence; row 1: 0 is masked, so after 1 comes 2
+    index, has_next = next_in_segment(MASK, IDS)
+    np.testing.assert_array_equal(
+        has_next, [[True, False, False, False], [False, True, False, False]]
+    )
+    np.testing.assert_array_equal(np.asarray(index)[np.asarray(has_next)], [1, 2])
+    # without ids a token follows whatever stands between
+    index, has_next = next_in_segment(np.array([[True, False, True, False]]))
+    np.testing.assert_array_equal(has_next, [[True, True, False, False]])
+    np.testing.assert_array_equal(np.asarray(index)[0, :2], [2, 2])
+
+
+def test_a_value_of_each_row_is_none_of_packed_sequences():
+    np.testing.assert_array_equal(
+        per_token("adv", np.array([1.0, 2.0]), MASK), [[1.0] * 4, [2.0] * 4]
+    )
+    np.testing.assert_array_equal(per_token("adv", X, MASK, IDS), X)
+    with pytest.raises(ValueError, match=r"adv: rows with segment_ids .* got \[2\]; repeat each"):
+        per_token("adv", np.ones(2), MASK, IDS)
+    with pytest.raises(ValueError, match=r"adv: expected shape \[B\] with B = 2"):
+        per_token("adv", np.ones(3), MASK)

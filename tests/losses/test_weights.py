@@ -7,14 +7,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+import reference_advantages
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_vr.losses import constant_length, sequence_mean, token_mean
+from jaxrl_vr.losses import (
+    constant_length,
+    prompt_mean,
+    sequence_mean,
+    sequence_sum,
+    token_mean,
+)
 
 WEIGHTS = {
     "token_mean": (token_mean, reference.token_mean),
     "sequence_mean": (sequence_mean, reference.sequence_mean),
+    "sequence_sum": (sequence_sum, reference_advantages.sequence_sum),
     "constant_length": (
         functools.partial(constant_length, max_length=12),
         functools.partial(reference.constant_length, max_length=12),
@@ -30,6 +38,7 @@ lengths = st.lists(st.integers(0, 5000), min_size=5, max_size=5)
     [
         ("token_mean", [1 / 10] * 4),  # 2 + 5 + 0 + 3 tokens
         ("sequence_mean", [1 / 6, 1 / 15, 1 / 3, 1 / 9]),  # 3 rollouts train: 1 / (3 x 2), ...
+        ("sequence_sum", [1 / 3] * 4),
         ("constant_length", [1 / 36] * 4),  # 1 / (3 x 12)
     ],
 )
@@ -93,3 +102,48 @@ def test_dtype_of_lengths(ours, oracle):
 def test_wrong_rank(ours, oracle):
     with pytest.raises(ValueError, match=r"length: expected shape \[B\], got \[2, 3\]"):
         ours(jnp.ones((2, 3)))
+
+
+def test_prompt_mean_by_hand():
+    # prompts 4 (2 + 5 tokens), 1 (0, not counted) and 9 (3): 1 / (2 x 7), 1 / (2 x 3)
+    weight = prompt_mean(jnp.array([2, 3, 0, 5]), jnp.array([4, 9, 1, 4]))
+    np.testing.assert_allclose(weight[jnp.array([0, 1, 3])], [1 / 14, 1 / 6, 1 / 14], rtol=1e-6)
+
+
+@given(lengths, st.lists(st.integers(-9, 9), min_size=5, max_size=5))
+def test_prompt_mean_equals_the_loop_and_prompts_weigh_alike(length, group):
+    weight = np.asarray(PROMPT_MEAN(np.array(length), np.array(group)), np.float64)
+    np.testing.assert_allclose(weight, reference_advantages.prompt_mean(length, group), rtol=1e-6)
+    train = {g for n, g in zip(length, group, strict=True) if n}
+    for g in train:
+        own = sum(w * n for w, n, h in zip(weight, length, group, strict=True) if h == g)
+        assert own == pytest.approx(1 / len(train), rel=1e-5)
+
+
+PROMPT_MEAN = jax.jit(prompt_mean)
+
+
+@jax.jit
+def all_means(length):
+    lengths = jnp.broadcast_to(length, 5)
+    return (
+        token_mean(lengths),
+        sequence_mean(lengths),
+        prompt_mean(lengths, jnp.arange(5)),
+        constant_length(lengths, max_length=length),
+    )
+
+
+@given(st.integers(1, 5000))
+def test_equal_lengths_weigh_alike_under_all_means(length):
+    for weight in all_means(length):
+        np.testing.assert_allclose(weight, [1 / (5 * length)] * 5, rtol=1e-6)
+
+
+def test_two_wrong_answers_of_different_lengths():
+    # Advantage -1, 2 rollouts of 100 and 1000 tokens: 2 x -1 / (2 x 100), 2 x -1 / (2 x 1000), so
+    # a token of the long one is blamed a tenth as much; token weights blame all alike.
+    length, adv = jnp.array([100, 1000]), -1.0
+    np.testing.assert_allclose(2 * adv * sequence_mean(length), [-0.01, -0.001], rtol=1e-6)
+    np.testing.assert_allclose(2 * adv * token_mean(length), [-2 / 1100] * 2, rtol=1e-6)
+    np.testing.assert_allclose(2 * adv * sequence_sum(length), [-1, -1])
