@@ -616,8 +616,9 @@ def _with_names(node: Any, key: Key) -> Key:
     """The key with the names of items in the place of their indices, where all have their own."""
     steps: list[str | int] = []
     for step in key:
-        is_named = isinstance(node, list) and isinstance(step, int) and _are_named(node)
-        steps.append(node[step]["name"] if is_named and step < len(node) else step)
+        names = _names(node) if isinstance(node, list) and _are_named(node) else []
+        is_named = isinstance(step, int) and step < len(names)
+        steps.append(names[step] if is_named else step)
         node = _at(node, step)
     return tuple(steps)
 
