@@ -617,8 +617,7 @@ def _with_names(node: Any, key: Key) -> Key:
     steps: list[str | int] = []
     for step in key:
         names = _names(node) if isinstance(node, list) and _are_named(node) else []
-        is_named = isinstance(step, int) and step < len(names)
-        steps.append(names[step] if is_named else step)
+        steps.append(names[step] if isinstance(step, int) and step < len(names) else step)
         node = _at(node, step)
     return tuple(steps)
 
