@@ -7,6 +7,8 @@ caller aggregates with the weights.
 
 from jaxrl_vr.losses import (
     advantages,
+    distill,
+    entropy,
     kl,
     logprobs,
     offpolicy,
@@ -15,6 +17,14 @@ from jaxrl_vr.losses import (
     weights,
 )
 from jaxrl_vr.losses.advantages import group_center, group_norm, has_contrast
+from jaxrl_vr.losses.distill import (
+    forward_kl,
+    jensen_shannon,
+    on_policy_advantage,
+    reverse_kl,
+    top_k_forward_kl,
+)
+from jaxrl_vr.losses.entropy import adaptive_entropy, entropy_bonus
 from jaxrl_vr.losses.kl import k3
 from jaxrl_vr.losses.logprobs import scaled_logits, token_logprob, token_logprobs
 from jaxrl_vr.losses.offpolicy import (
@@ -59,22 +69,33 @@ from jaxrl_vr.losses.policy import (
     trpo_step,
 )
 from jaxrl_vr.losses.supervised import (
+    bradley_terry,
     cross_entropy,
+    label_smoothing,
+    pretraining_mix,
+    step_cross_entropy,
+    z_loss,
 )
 from jaxrl_vr.losses.weights import constant_length, sequence_mean, token_mean
 
 __all__ = [
+    "adaptive_entropy",
     "advantages",
+    "bradley_terry",
     "cispo",
     "clip_cov",
     "constant_length",
     "cross_entropy",
     "decoupled_ppo",
+    "distill",
     "dpo",
     "dppo_kl",
     "dppo_tv",
     "effective_sample_size",
+    "entropy",
+    "entropy_bonus",
     "entropy_threshold",
+    "forward_kl",
     "geometric_mis",
     "geometric_tis",
     "gmpo",
@@ -84,13 +105,16 @@ __all__ = [
     "gspo_token",
     "has_contrast",
     "icepop",
+    "jensen_shannon",
     "k3",
     "kl",
     "kl_cov",
+    "label_smoothing",
     "logprobs",
     "mis",
     "mismatch_metrics",
     "offpolicy",
+    "on_policy_advantage",
     "online_mirror_descent",
     "online_mirror_descent_squared",
     "opsm",
@@ -99,7 +123,9 @@ __all__ = [
     "positive_nll",
     "ppo_clip",
     "preference_pairs",
+    "pretraining_mix",
     "reinforce",
+    "reverse_kl",
     "rft",
     "sapo",
     "scaled_logits",
@@ -109,6 +135,7 @@ __all__ = [
     "sequence_mis",
     "sequence_tis",
     "staleness_decay",
+    "step_cross_entropy",
     "supervised",
     "tis",
     "token_covariance",
@@ -116,7 +143,9 @@ __all__ = [
     "token_logprobs",
     "token_mean",
     "top_entropy_mask",
+    "top_k_forward_kl",
     "trpo_step",
     "veto",
     "weights",
+    "z_loss",
 ]
