@@ -57,30 +57,6 @@ def constant_length(length, *, max_length):
     return [1.0 / (count * max_length) for _ in length]
 
 
-def reinforce(logp, adv, mask):
-    """[B, T] loss."""
-    logp, adv = double(logp, adv)
-    loss = np.zeros(logp.shape)
-    for b, t in np.argwhere(mask):
-        loss[b, t] = -adv[b, t] * logp[b, t]
-    return loss
-
-
-def ppo_clip(logp, old_logp, adv, mask, *, clip_low, clip_high):
-    """[B, T] loss, and the metrics as a dict of sums (or the maximum)."""
-    logp, old_logp, adv = double(logp, old_logp, adv)
-    loss = np.zeros(logp.shape)
-    found = {"clip_frac": 0, "approx_kl": 0.0, "ratio_max": 0.0}
-    for b, t in np.argwhere(mask):
-        ratio = math.exp(logp[b, t] - old_logp[b, t])
-        bounded = min(max(ratio, 1 - clip_low), 1 + clip_high)
-        loss[b, t] = max(-adv[b, t] * ratio, -adv[b, t] * bounded)
-        found["clip_frac"] += -adv[b, t] * bounded > -adv[b, t] * ratio
-        found["approx_kl"] += ratio - 1 - math.log(ratio)
-        found["ratio_max"] = max(found["ratio_max"], ratio)
-    return loss, found
-
-
 def k3(logp, ref_logp):
     """[B, T]: ref / p - 1 - log(ref / p)."""
     logp, ref_logp = double(logp, ref_logp)
@@ -89,15 +65,6 @@ def k3(logp, ref_logp):
         ratio = math.exp(ref_logp[b, t] - logp[b, t])
         value[b, t] = ratio - 1 - math.log(ratio)
     return value
-
-
-def cross_entropy(logp, mask):
-    """[B, T] loss."""
-    (logp,) = double(logp)
-    loss = np.zeros(logp.shape)
-    for b, t in np.argwhere(mask):
-        loss[b, t] = -logp[b, t]
-    return loss
 
 
 def token_logprobs(hidden, head, token, temperature, mask=None):
