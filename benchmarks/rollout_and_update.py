@@ -40,9 +40,9 @@ from jaxrl_vr.sampler.engine import EngineConfig, SlotEngine
 from jaxrl_vr.sampler.generate import generate
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 from jaxrl_vr.train import state as train_state
-from jaxrl_vr.train.objectives import PpoClip
+from jaxrl_vr.train.objectives import PpoClip, policy_objective
 from jaxrl_vr.train.optimizer import AdamW
-from jaxrl_vr.train.update import Learner, Rates
+from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
 from jaxrl_vr.types import Message, Metrics, Rollout, Sampling
 
 # Rows of a micro-batch, as a run has them when its config does not say.
@@ -313,18 +313,18 @@ def time_update(
     """The learner's speed; `params` are given up to it."""
     objective, optimizer = PpoClip(), AdamW(learning_rate=1e-6)
     transform = optimizer.transform(model.declare())
-    learner = Learner(model, objective.function, transform, mesh)
+    loss = policy_loss(model, policy_objective(objective, None, None, ()))
+    learner = Learner(loss, policy_score(model), transform, mesh)
+    numbers = {"objective": objective.numbers, "offpolicy": []}
     rates = Rates(optimizer.learning_rate, optimizer.max_grad_norm)
-    state = train_state.create(params, {}, transform, 0)
+    state = train_state.create(params, {}, transform)
     tokens, trained = int((batch.segment_ids > 0).sum()), int(batch.mask.sum())
     micro_batches = int(batch.mask.any(axis=(1, 2)).sum())
     placed = learner.place(batch)
 
     def run(call: int) -> Metrics:
         nonlocal state
-        state, metrics = jax.block_until_ready(
-            learner.update(state, placed, objective.numbers, rates)
-        )
+        state, metrics = jax.block_until_ready(learner.update(state, placed, numbers, rates))
         return metrics
 
     timing, metrics = measure(

@@ -41,6 +41,10 @@ class SaveFailed(RuntimeError):
     """A checkpoint could not be written; those saved before it are whole."""
 
 
+class Damaged(ValueError):
+    """A checkpoint or an array store on disk has lost something; it was whole when it was made."""
+
+
 class Checkpoints:
     """The checkpoints of one run in one folder, each a step.
 
@@ -63,15 +67,17 @@ class Checkpoints:
         self.close()
 
     def steps(self) -> list[int]:
-        """The complete checkpoints, oldest first."""
+        """The checkpoints, oldest first; each was whole when it got its name."""
         if not self._folder.is_dir():
             return []
-        folders = [path for path in self._folder.iterdir() if path.name.isdecimal()]
-        complete = [f for f in folders if _is_store(f) and (f / "host" / "metadata").is_file()]
-        return sorted(int(folder.name) for folder in complete)
+        return sorted(
+            int(path.name)
+            for path in self._folder.iterdir()
+            if path.name.isdecimal() and path.is_dir()
+        )
 
     def latest(self) -> int | None:
-        """The newest complete checkpoint."""
+        """The newest checkpoint."""
         return max(self.steps(), default=None)
 
     def save(self, step: int, arrays: Any, host: dict[str, Any]) -> None:
@@ -141,12 +147,21 @@ class Checkpoints:
         Args:
           step: one of `steps()`.
           target: the tree that was saved, with `jax.ShapeDtypeStruct(..., sharding=...)` leaves.
+
+        Raises:
+          Damaged: the files of the step are not whole.
+          ValueError: the target is not what was saved.
         """
-        return _read(self._step_folder(step), target)
+        with self._naming_the_way_back(step):
+            return _read(self._step_folder(step), target)
 
     def host(self, step: int) -> dict[str, Any]:
-        """The host state of a step."""
-        held = json.loads((self._step_folder(step) / "host" / "metadata").read_text())
+        """The host state of a step; raises `Damaged` as `restore` does."""
+        file = self._step_folder(step) / "host" / "metadata"
+        with self._naming_the_way_back(step), _Reading(file.parent.parent):
+            held = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(held, dict) or not {"format", "host"} <= held.keys():
+                raise ValueError("host/metadata holds no state")
         if held["format"] != HOST_FORMAT:
             raise ValueError(
                 f"checkpoint step {step} in {self._folder} has format {held['format']}, this "
@@ -159,6 +174,18 @@ class Checkpoints:
         if step not in steps:
             raise ValueError(f"no checkpoint of step {step} in {self._folder}; it holds {steps}")
         return self._folder / str(step)
+
+    @contextlib.contextmanager
+    def _naming_the_way_back(self, step: int):
+        """Says how a run goes on without a step that is damaged."""
+        try:
+            yield
+        except Damaged as error:
+            before = max((s for s in self.steps() if s < step), default=None)
+            then = "begins anew" if before is None else f"resumes from step {before}"
+            raise Damaged(
+                f"{error}; put it back from a copy, or delete the folder, and the stage {then}"
+            ) from error
 
     @contextlib.contextmanager
     def _reporting_failure(self):
@@ -219,9 +246,14 @@ def save_arrays(folder: Path, tree: Any) -> None:
 
 
 def load_arrays(folder: Path, target: Any) -> Any:
-    """What `save_arrays` stored, in the shardings of `target`, as `Checkpoints.restore` does."""
+    """What `save_arrays` stored, in the shardings of `target`.
+
+    Raises:
+      Damaged: the files are not whole.
+      ValueError: there is no store, or the target is not what was stored.
+    """
     folder = Path(folder).absolute()
-    if not _is_store(folder):
+    if not (folder / "arrays").is_dir():
         raise ValueError(f"no array store at {folder}; save_arrays makes one")
     return _read(folder, target)
 
@@ -270,10 +302,56 @@ def _read(folder: Path, target: Any) -> Any:
 
     wanted = _named(target)
     with _checkpointer(asynchronous=False) as reader:
-        _check_leaves(folder, wanted, reader.metadata(folder).item_metadata["arrays"].tree)
+        with _Reading(folder):
+            if not _is_store(folder):
+                raise ValueError("files that describe the arrays are missing")
+            _check_files(folder)
+            held = reader.metadata(folder).item_metadata["arrays"].tree
+        _check_leaves(folder, wanted, held)
         args = ocp.args.Composite(arrays=ocp.args.StandardRestore(wanted))
-        found = reader.restore(folder, args=args)["arrays"]
+        with _Reading(folder):
+            found = reader.restore(folder, args=args)["arrays"]
     return jax.tree.unflatten(jax.tree.structure(target), [found[name] for name in wanted])
+
+
+def _check_files(folder: Path) -> None:
+    """Raises ValueError if a file of the arrays is missing or cut.
+
+    The reader finds that too, but the reads that it then leaves in flight print their own errors.
+    """
+    import tensorstore
+
+    for file in (folder / "arrays" / "array_metadatas").glob("*"):
+        json.loads(file.read_text(encoding="utf-8"))
+    base = {"driver": "file", "path": f"{folder / 'arrays'}/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    keys = store.list().result()
+    if not keys:
+        raise ValueError("the index of the arrays is missing")
+    ends = [store.read(key, byte_range=slice(-1, None)) for key in keys]
+    for key, end in zip(keys, ends, strict=True):
+        if len(end.result().value) != 1:
+            raise ValueError(f"the file that holds {key.decode()} is missing")
+
+
+class _Reading:
+    """While entered, turns what reading faulty files raises into `Damaged`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> None:
+        # Around a chunk's error the store raises a bare Exception. That very type and no other: an
+        # accelerator that is full, for one, must not lead to the advice that Damaged gives.
+        if kind is Exception and error is not None:
+            error = error.__cause__
+        if isinstance(error, (ValueError, FileNotFoundError)):
+            # Without the library's own description of the array, which is longer than a screen.
+            reason = _first_line(error).partition(" [tensorstore_spec=")[0]
+            raise Damaged(f"{self._folder} is damaged: {reason}") from error
 
 
 def _check_leaves(folder: Path, wanted: dict[str, Any], held: dict[str, Any]) -> None:

@@ -109,11 +109,13 @@ def _train(args: argparse.Namespace) -> int:
         from jaxrl_vr.config import dump
         from jaxrl_vr.train.arithmetic import arithmetic
         from jaxrl_vr.train.check import oddities
+        from jaxrl_vr.train.run import check
 
+        unchecked = check(config)
         print(dump(config))
         print(arithmetic(config))
-        for oddity in oddities(config):
-            print(f"note: {oddity}")
+        for note in [*oddities(config), *unchecked]:
+            print(f"note: {note}")
         return 0
     from jaxrl_vr.train.interrupt import Interrupted
     from jaxrl_vr.train.run import run

@@ -401,7 +401,7 @@ def test_reasons_that_no_file_can_hold_are_written_with_marks(tmp_path, verifier
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("deadline=inf", "verifiers.deadline = inf: must be less than or equal to 86400"),
+        ("deadline=1e9", "verifiers.deadline = 1000000000.0: must be less than or equal to 86400"),
         ("memory=1", "verifiers.memory = 1: is in bytes, and a worker needs at least 268435456"),
         ("workers=10000", "verifiers.workers = 10000: must be less than or equal to 256"),
     ],

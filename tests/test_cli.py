@@ -54,7 +54,7 @@ def test_help_names_every_command(capsys):
 
 
 def test_dry_run_prints_a_config_that_loads_and_numbers_that_add_up(tmp_path, capsys):
-    more = "updates = [{ step = 0, updates = 1 }, { step = 3, updates = 2 }]\nmicro = { rows = 2 }"
+    more = "updates = [{ step = 0, updates = 1 }, { step = 3, updates = 2 }]\nmicro = { rows = 8 }"
     path = config(tmp_path, sft("cold", steps=3), rl("grpo", steps=5, more=more))
     shown = call(capsys, "train", path, "--dry-run", "stages.grpo.samples=8")
     resolved, stages, rest = shown.partition("\nstage cold")
@@ -72,14 +72,14 @@ def test_dry_run_prints_a_config_that_loads_and_numbers_that_add_up(tmp_path, ca
         "at most 1 per step",
     ):
         assert fact in sft_lines, fact
-    # RL: 16 - 4 tokens are left for the prompt; 32 rollouts of up to 16, one a row, 2 rows.
+    # RL: 16 - 4 tokens are left for the prompt; 32 rollouts of up to 16, one a row, 8 rows.
     for fact in (
         "4 prompts x 8 samples = 32",
         "at most 32 x 4 = 128 per step",
         "1 from step 0, 2 from step 3 per rollout batch, 7 in all",
         "at most 32 x (12 + 4) = 512",
-        "2 rows x 16 tokens",
-        "at most 16 per step",
+        "8 rows x 16 tokens",
+        "at most 4 per step",
     ):
         assert fact in rl_lines, fact
     assert not (tmp_path / "run").exists()
@@ -392,6 +392,30 @@ def is_running(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("kind", ["closed pipe", "full disk"])
+def test_a_run_whose_output_nobody_reads_trains_to_its_end(tmp_path, kind):
+    path = config(tmp_path, sft("cold", steps=3), evaluation("after"))
+    if kind == "full disk":
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        read, out = os.pipe()
+        os.close(read)
+    done = subprocess.run(
+        command("train", path, "checkpoint.every=1"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=out,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(out)
+    # Not a word: neither the display nor the interpreter's own end complains.
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert [m["step"] for m in lines(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 0]
 
 
 def test_no_worker_stays_after_an_error(done, tmp_path, capsys):

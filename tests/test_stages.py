@@ -312,7 +312,7 @@ def test_steps_cannot_fall_below_a_checkpoint_nor_change_once_done(tmp_path, cap
     path = config(tmp_path, sft("first", steps=2))
     train(path)
     output = call(capsys, "train", path, "stages.first.steps=3", code=2)
-    assert "was 2, now 3, but the stage is done" in output
+    assert "(first is done):\n  stages.first.steps: was 2, now 3" in output
     (tmp_path / "run" / "stages" / "first" / "result.json").unlink()
     train(path, "checkpoint.every=1", "stages.first.steps=4")
     (tmp_path / "run" / "stages" / "first" / "result.json").unlink()

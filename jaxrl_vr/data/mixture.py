@@ -1,4 +1,4 @@
-"""The order of the draws from a weighted mixture of streams: deterministic, sharded, resumable.
+"""The order of the draws from a weighted mixture of streams: deterministic and resumable.
 
 Draw d picks its source by (seed, d) and the weights; the k-th draw from a finite source is entry k
 of its epochs' orders, each a permutation keyed by (seed, source, epoch). So a cursor is one number
@@ -47,22 +47,9 @@ class Mixture(Generic[A]):
                 )
         self.streams = tuple(streams)
         self._seed = seed
-        self._index, self._count = 0, 1
         weights = np.asarray([stream.weight for stream in streams], np.float64)
         self._edges = np.cumsum(weights / weights.sum())[:-1]
         self._orders: dict[tuple[str, int], np.ndarray] = {}
-
-    def shard(self, index: int, count: int) -> Mixture[A]:
-        """The mixture that deals host `index` of `count` every count-th draw.
-
-        `take(n)` on each of the hosts gives together what `take(n * count)` gives on a single one,
-        and every host ends with the cursor that the single one has.
-        """
-        if not 0 <= index < count:
-            raise ValueError(f"shard {index} of {count}: the index counts from 0 to {count - 1}")
-        result = Mixture(self.streams, seed=self._seed)
-        result._index, result._count = index, count
-        return result
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -85,7 +72,7 @@ class Mixture(Generic[A]):
         return {"draw": 0, "sources": sources}
 
     def take(self, n: int, cursor: dict[str, Any]) -> tuple[list[A], dict[str, Any]]:
-        """The next `n` items of this shard.
+        """The next `n` items.
 
         Args:
           n: items.
@@ -101,15 +88,14 @@ class Mixture(Generic[A]):
         drawn = {stream.name: cursor["sources"][stream.name]["drawn"] for stream in self.streams}
         first = cursor["draw"]
         items = []
-        for draw in range(first, first + n * self._count):
+        for draw in range(first, first + n):
             stream = self._choose(draw)
-            if (draw - first) % self._count == self._index:
-                items.append(self._get(stream, drawn[stream.name]))
+            items.append(self._get(stream, drawn[stream.name]))
             drawn[stream.name] += 1
         sources = {
             name: {**entry, "drawn": drawn[name]} for name, entry in cursor["sources"].items()
         }
-        return items, {"draw": first + n * self._count, "sources": sources}
+        return items, {"draw": first + n, "sources": sources}
 
     def everything(self) -> list[A]:
         """All items of finite sources, source by source in their own order: for evaluation."""

@@ -32,10 +32,6 @@ class Accumulator:
             old = self._metrics.get(name)
             self._metrics[name] = new if old is None else _merge(name, old, new)
 
-    def mean(self, name: str, value: float, count: float = 1) -> None:
-        """Adds `count` values whose mean is `value`; with count 0 nothing."""
-        self.add({name: Mean(float(value) * count if count else 0.0, count)})
-
     def result(self) -> dict[str, float]:
         """Name -> value. A mean, smallest or largest of nothing is left out."""
         return {
@@ -43,10 +39,6 @@ class Accumulator:
             for name, metric in self._metrics.items()
             if not _is_empty(metric)
         }
-
-    def reset(self) -> None:
-        """Forgets everything."""
-        self._metrics.clear()
 
 
 def _is_empty(metric: Metric) -> bool:

@@ -1,17 +1,21 @@
 """What a person sees while a run goes on: a display that redraws in place, or plain lines.
 
 Both show what there is: a metric that is absent has no row. Text of a model is untrusted, so its
-control characters never reach the terminal.
+control characters never reach the terminal. What nobody can read any more (a closed pipe, a full
+disk behind it) is dropped, and the run goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Literal
+from typing import IO, Any, Literal, cast
 
 import rich.console
 from rich.box import SIMPLE_HEAD
@@ -87,6 +91,9 @@ class Console:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         force = True if mode == "live" else None
+        file = file or sys.stdout
+        if file is not None:  # as it is where a process starts with a closed standard output
+            file = cast(IO[str], _Forgiving(file))
         self._console = rich.console.Console(file=file, force_terminal=force, highlight=False)
         if mode == "auto":
             is_terminal = self._console.is_terminal and not self._console.is_dumb_terminal
@@ -263,6 +270,42 @@ class Console:
             if self._step >= self._total:
                 self.close()  # so that a table which concludes stands below the last frame
             self._console.print(what)
+
+
+class _Forgiving:
+    """A text file whose failures are nobody's: after the first, nothing is written any more."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._is_open = True
+
+    def write(self, text: str) -> int:
+        if self._is_open:
+            try:
+                self._file.write(text)
+            except UnicodeEncodeError:
+                encoding = getattr(self._file, "encoding", None) or "ascii"
+                self.write(text.encode(encoding, "replace").decode(encoding))
+            except (OSError, ValueError):  # ValueError: the file is closed
+                self._give_up()
+        return len(text)
+
+    def flush(self) -> None:
+        if self._is_open:
+            try:
+                self._file.flush()
+            except (OSError, ValueError):
+                self._give_up()
+
+    def _give_up(self) -> None:
+        self._is_open = False
+        if self._file is sys.__stdout__:
+            # What is still in its buffer would fail again when the process ends, with a traceback.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nothing:
+                os.dup2(nothing.fileno(), self._file.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def clean(text: str) -> str:

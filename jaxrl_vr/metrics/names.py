@@ -21,6 +21,7 @@ METRICS: dict[str, str] = {
     "group/all_right": "share of the groups in which every scored rollout is right",
     "group/all_wrong": "share of the groups in which no scored rollout is right",
     "group/mixed": "share of the groups with right and other rollouts: those with a signal",
+    "data/dropped": "share of the draws from endless sources that were too long and drawn again",
     "group/kept": "share of the sampled groups that train, with dynamic sampling",
     "rollout/rounds": "rounds of sampling in a step, with dynamic sampling",
     "policy/entropy": "entropy of the next-token distribution in nats, mean over trained tokens",

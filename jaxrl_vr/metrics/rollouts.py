@@ -33,7 +33,7 @@ class RolloutLog:
           step: of the stage.
           groups: the rollouts, scored.
           decode: token ids -> text.
-          adv: [P, G], advantage of each rollout; None leaves it out of the lines.
+          adv: [P, G], or [P, G, T] of each token; None leaves it out of the lines.
 
         Returns:
           The file.
@@ -46,7 +46,10 @@ class RolloutLog:
                 for sample, rollout in enumerate(group.rollouts):
                     line = _line(group, sample, rollout, decode)
                     if adv is not None:
-                        line["advantage"] = float(adv[row, sample])
+                        # One number, or one for each token; what is behind those is padding.
+                        found = adv[row, sample].tolist()
+                        is_one = isinstance(found, float)
+                        line["advantage"] = found if is_one else found[: len(rollout.token_ids)]
                     file.write(json.dumps(strict(line), ensure_ascii=False) + "\n")
         os.replace(part, path)
         return path

@@ -40,8 +40,8 @@ class LoggingConfig(Config):
 class JsonlSink:
     """A file with one JSON object a line, each handed to the system before `write` returns.
 
-    Numbers that JSON does not have (nan, inf) are written as null. A last line that a kill has cut
-    off is dropped when the file is opened.
+    Numbers that JSON does not have (nan, inf) are written as null. A last line that a kill or a
+    crash has cut off is dropped when the file is opened.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -57,23 +57,28 @@ class JsonlSink:
         self._file.flush()
 
     def truncate_after(self, is_newer: Callable[[dict[str, Any]], bool]) -> int:
-        """Drops the lines that `is_newer` says are, and any that is not whole.
+        """Drops the lines that `is_newer` says are.
 
         To be called on resume: the steps behind the checkpoint are done again.
 
         Returns:
           The number of lines dropped.
+
+        Raises:
+          ValueError: a line is none that `write` writes; the file is left as it is.
         """
-        self._file.close()
-        dropped = 0
-        part = self.path.with_name(self.path.name + ".part")
-        with self.path.open("rb") as old, part.open("wb") as new:
-            for line in old:
-                if _is_whole(line) and not is_newer(json.loads(line)):
-                    new.write(line)
-                else:
-                    dropped += 1
-        os.replace(part, self.path)
+        kept, dropped = self.path.with_name(self.path.name + ".part"), 0
+        try:
+            with self.path.open("rb") as old, kept.open("wb") as new:
+                for number, line in enumerate(old, 1):
+                    if is_newer(_parsed(line, f"{self.path}:{number}")):
+                        dropped += 1
+                    else:
+                        new.write(line)
+            self._file.close()
+            os.replace(kept, self.path)
+        finally:
+            kept.unlink(missing_ok=True)
         self._file = self.path.open("a", encoding="utf-8")
         return dropped
 
@@ -162,15 +167,30 @@ def strict(value: Any) -> Any:
 
 
 def _drop_cut_line(path: Path) -> None:
-    if path.exists():
-        content = path.read_bytes()
-        if not content.endswith(b"\n"):
-            os.truncate(path, content.rfind(b"\n") + 1)
-
-
-def _is_whole(line: bytes) -> bool:
-    """Whether this is a line that was written to its end."""
+    """Drops what stands behind the last line break, and a last line that is not JSON."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    last = content.rfind(b"\n", 0, max(whole - 1, 0)) + 1
     try:
-        return line.endswith(b"\n") and isinstance(json.loads(line), dict)
+        json.loads(content[last:whole] or b"null")
     except ValueError:
-        return False
+        whole = last
+    if whole < len(content):
+        os.truncate(path, whole)
+
+
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
+    """A line of metrics; other lines are refused, because they are not ours to drop."""
+    try:
+        found = json.loads(line)
+        if isinstance(found["step"], int) and isinstance(found["stage"], str):
+            return found
+    except (ValueError, KeyError, TypeError):
+        pass
+    text = line.decode(errors="replace").strip()
+    raise ValueError(
+        f"{where}: {text[:60]!r} is no line of metrics, which has a step and a stage; delete the "
+        "line, or move the file away to begin a new one"
+    )

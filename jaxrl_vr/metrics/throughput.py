@@ -62,11 +62,3 @@ class Phases:
             if spent > 0 and count:
                 result[f"speed/{name}_tokens_per_s"] = count / spent
         return result
-
-    def tokens_per_s(self) -> dict[str, float]:
-        """Phase -> tokens per second over the whole run, for phases that have tokens and time."""
-        return {
-            name: count / self._seconds[name]
-            for name, count in self._tokens.items()
-            if self._seconds.get(name, 0.0) > 0
-        }

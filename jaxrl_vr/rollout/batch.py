@@ -52,6 +52,7 @@ class Trajectory:
     adv: float | np.ndarray = 0.0  # of every token, or [n] of each
     temperature: float = 1.0
     group: int = 0  # which group of the step
+    num_prompt: int = 0  # tokens before the completion
 
     @property
     def num_trained(self) -> int:
@@ -104,7 +105,9 @@ def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     return rows
 
 
-def build(trajectories: Sequence[Trajectory], weight: np.ndarray, shape: Shape) -> Batch:
+def build(
+    trajectories: Sequence[Trajectory], weight: np.ndarray, shape: Shape, *, together: int = 1
+) -> Batch:
     """Packs one optimizer step.
 
     The number of micro-batches is rounded up to a power of two, so that few programs are compiled;
@@ -114,6 +117,8 @@ def build(trajectories: Sequence[Trajectory], weight: np.ndarray, shape: Shape) 
       trajectories: B sequences.
       weight: [B] float32, weight of each trained token of a sequence.
       shape: rows and their length.
+      together: so many sequences in a row of the list share a packed row, one behind the other: 2
+        for pairs, whose segments are then 1 and 2, 3 and 4, and so on.
 
     Returns:
       A batch of numpy arrays; an optional one is None where no trajectory has it.
@@ -127,7 +132,7 @@ def build(trajectories: Sequence[Trajectory], weight: np.ndarray, shape: Shape) 
     for i, t in enumerate(trajectories):
         if t.mask[0]:
             raise ValueError(f"trajectory {i}: its first token trains, but has no log-prob")
-    num_micro, places = _places([len(t.token_ids) for t in trajectories], shape)
+    num_micro, places = _places([len(t.token_ids) for t in trajectories], shape, together)
 
     def packed(of_each: Sequence[Any], dtype: Any, empty: float = 0) -> Any:
         rows = np.full((num_micro * shape.rows, shape.row_length), empty, dtype)
@@ -189,9 +194,13 @@ def unpack(array: np.ndarray, lengths: Sequence[int], shape: Shape) -> list[np.n
 _Place = tuple[int, slice]  # row over all micro-batches, and tokens of it
 
 
-def _places(lengths: Sequence[int], shape: Shape) -> tuple[int, list[_Place]]:
+def _places(lengths: Sequence[int], shape: Shape, together: int = 1) -> tuple[int, list[_Place]]:
     """Number of micro-batches, and where each sequence lies."""
-    rows = pack(lengths, shape.row_length)
+    units = [sum(lengths[i : i + together]) for i in range(0, len(lengths), together)]
+    rows = [
+        [together * unit + i for unit in members for i in range(together)]
+        for members in pack(units, shape.row_length)
+    ]
     num_micro = -(-len(rows) // shape.rows)
     places: dict[int, _Place] = {}
     for row, members in enumerate(rows):

@@ -5,9 +5,10 @@ P prompts, G samples of a prompt.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,43 +25,123 @@ def score_of(rollout: Rollout) -> Score:
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-    """What rewards and advantages are made from, as [P, G] arrays."""
+    """What rewards and advantages are made from: arrays [P, G], and [P, G, T] of tokens."""
 
-    reward: np.ndarray  # float32
+    reward: np.ndarray  # float32, of the task
     valid: np.ndarray  # bool, false where a rollout could not be scored
+    trains: np.ndarray  # bool, false where a rollout only counts in its group
     length: np.ndarray  # int32, completion tokens
     is_truncated: np.ndarray  # bool, cut by a length limit
     is_right: np.ndarray  # bool, verdict right
+    components: Mapping[str, np.ndarray]  # float32, of the scores; 0 where a score lacks one
+    mask: np.ndarray  # [P, G, T] bool, sampled tokens; T is the longest completion
+    step_value: np.ndarray  # [P, G, S] float32, of reasoning steps; S is the most that any has
+    step_end: np.ndarray  # [P, G, S] int32, completion token with which a step ends
+    step_mask: np.ndarray  # [P, G, S] bool, which of them exist
+    penalty: np.ndarray | None = None  # [P, G, T] float32, taken from the reward of each token
+    value: np.ndarray | None = None  # [P, G, T] float32, the critic's, of each token's state
 
     def select(self, prompts: np.ndarray) -> Samples:
         """Those of some prompts, given by index or mask."""
-        return Samples(**{name: array[prompts] for name, array in vars(self).items()})
+        arrays = {n: a[prompts] for n, a in vars(self).items() if isinstance(a, np.ndarray)}
+        components = {name: array[prompts] for name, array in self.components.items()}
+        return dataclasses.replace(self, **arrays, components=components)
+
+    def total(self) -> np.ndarray:
+        """[P, G] float32 reward of each rollout, less its penalties."""
+        if self.penalty is None:
+            return self.reward
+        return self.reward - np.where(self.mask, self.penalty, 0.0).sum(2).astype(np.float32)
+
+    def token_reward(self) -> np.ndarray:
+        """[P, G, T] float32 reward of each token: the task's at the last sampled one."""
+        P, G, T = self.mask.shape
+        last = T - 1 - np.argmax(self.mask[:, :, ::-1], axis=2)
+        is_last = (np.arange(T) == last[:, :, None]) & self.mask
+        reward = np.where(is_last, self.reward[:, :, None], 0.0)
+        if self.penalty is not None:
+            reward = reward - np.where(self.mask, self.penalty, 0.0)
+        return reward.astype(np.float32)
+
+    def component(self, name: str) -> np.ndarray:
+        """[P, G] float32, a component of the scores.
+
+        Raises:
+          ValueError: no score has it.
+        """
+        if name not in self.components:
+            raise ValueError(
+                f"component {name!r}: no verifier gives one of this name, only "
+                f"{sorted(self.components) or 'none'}; name one of these, or add it to the verifier"
+            )
+        return self.components[name]
 
 
-def samples_of(groups: Sequence[Group]) -> Samples:
-    """The samples of finished groups, all of one size G."""
+def samples_of(groups: Sequence[Group], decode: Callable[[Sequence[int]], str]) -> Samples:
+    """The samples of finished groups, all of one size G.
+
+    Args:
+      groups: P groups of G rollouts.
+      decode: token ids -> text, as the verifiers saw it: steps are scored by character.
+    """
 
     def array(of: Callable[[Rollout], Any], dtype: Any) -> np.ndarray:
         return np.array([[of(r) for r in group.rollouts] for group in groups], dtype)
 
+    rollouts = [r for group in groups for r in group.rollouts]
+    names = sorted({name for r in rollouts for name in score_of(r).components})
+    longest = max(len(r.token_ids) for r in rollouts)
+
+    def sampled(rollout: Rollout) -> np.ndarray:
+        mask = np.zeros(longest, bool)
+        mask[: len(rollout.source)] = [s == "sampled" for s in rollout.source]
+        return mask
+
     return Samples(
         reward=array(lambda r: score_of(r).value, np.float32),
         valid=array(lambda r: score_of(r).verdict != "unscorable", bool),
+        trains=array(lambda r: score_of(r).verdict != "unscorable", bool),
         length=array(lambda r: len(r.token_ids), np.int32),
         is_truncated=array(lambda r: r.finish == "length", bool),
         is_right=array(lambda r: score_of(r).verdict == "right", bool),
+        components={
+            name: array(lambda r, name=name: score_of(r).components.get(name, 0.0), np.float32)
+            for name in names
+        },
+        mask=array(sampled, bool),
+        **_steps(groups, decode),
     )
 
 
-def trajectories(
-    groups: Sequence[Group], adv: np.ndarray, valid: np.ndarray, temperature: float
-) -> list[Trajectory]:
-    """Prompt and completion of each rollout; only sampled tokens train.
+def _steps(
+    groups: Sequence[Group], decode: Callable[[Sequence[int]], str]
+) -> dict[str, np.ndarray]:
+    most = max(len(score_of(r).steps) for group in groups for r in group.rollouts)
+    size = (len(groups), len(groups[0].rollouts), most)
+    value, end = np.zeros(size, np.float32), np.zeros(size, np.int32)
+    mask = np.zeros(size, bool)
+    for p, group in enumerate(groups):
+        for g, rollout in enumerate(group.rollouts):
+            for s, step in enumerate(score_of(rollout).steps):
+                value[p, g, s] = step.value
+                end[p, g, s] = _token_at(rollout.token_ids, step.end, decode)
+                mask[p, g, s] = True
+    return {"step_value": value, "step_end": end, "step_mask": mask}
+
+
+def _token_at(ids: Sequence[int], characters: int, decode: Callable[[Sequence[int]], str]) -> int:
+    """The token with which the first `characters` of a completion's text are complete."""
+    # A prefix of the tokens decodes to a prefix of the text, so its length can be bisected.
+    found = bisect.bisect_left(range(1, len(ids)), characters, key=lambda n: len(decode(ids[:n])))
+    return min(found, len(ids) - 1)
+
+
+def trajectories(groups: Sequence[Group], samples: Samples, temperature: float) -> list[Trajectory]:
+    """Prompt and completion of each rollout, without advantages; only sampled tokens train.
 
     Args:
       groups: P groups of G rollouts.
-      adv: [P, G] float32, or [P, G, T] with one for each completion token and padding behind.
-      valid: [P, G] bool; a rollout that could not be scored trains no token.
+      samples: of these groups; a rollout that does not train there trains no token.
       temperature: that of the sampler; greedy counts as 1.
 
     Returns:
@@ -70,22 +151,54 @@ def trajectories(
     for p, group in enumerate(groups):
         for g, rollout in enumerate(group.rollouts):
             before = len(rollout.prompt_ids)
-            sampled = [s == "sampled" for s in rollout.source]
-            of_each = adv[p, g]
-            if adv.ndim == 3:
-                of_each = np.concatenate([np.zeros(before), of_each[: len(sampled)]])
+            sampled = samples.mask[p, g, : len(rollout.token_ids)]
             result.append(
                 Trajectory(
                     token_ids=np.array(rollout.prompt_ids + rollout.token_ids),
-                    mask=np.array([False] * before + sampled) & valid[p, g],
+                    mask=np.concatenate([np.zeros(before, bool), sampled & samples.trains[p, g]]),
                     logp=np.array([0.0] * before + list(rollout.logp), np.float32),
                     version=np.array([0] * before + list(rollout.version)),
-                    adv=of_each if adv.ndim == 3 else float(of_each),
                     temperature=temperature or 1.0,
                     group=p,
+                    num_prompt=before,
                 )
             )
     return result
+
+
+def with_advantages(every: Sequence[Trajectory], adv: np.ndarray) -> list[Trajectory]:
+    """The trajectories of a step with their advantages.
+
+    Args:
+      every: P x G trajectories, group-major.
+      adv: [P, G] float32, or [P, G, T] with one for each completion token.
+    """
+    of_each = of_tokens(every, adv) if adv.ndim == 3 else map(float, adv.reshape(-1))
+    return [dataclasses.replace(t, adv=a) for t, a in zip(every, of_each, strict=True)]
+
+
+def of_tokens(every: Sequence[Trajectory], array: np.ndarray) -> list[np.ndarray]:
+    """[P, G, T] of completion tokens -> of each trajectory [n], 0 at its prompt."""
+    rows = array.reshape(len(every), -1)  # P, G -> B
+    result = []
+    for t, values in zip(every, rows, strict=True):
+        # A completion ends its sequence; what is behind it in `values` is padding.
+        padded = np.zeros(len(t.token_ids), np.float32)
+        padded[t.num_prompt :] = values[: len(t.token_ids) - t.num_prompt]
+        result.append(padded)
+    return result
+
+
+def completions(
+    arrays: Sequence[np.ndarray | None], every: Sequence[Trajectory], samples: Samples
+) -> np.ndarray:
+    """[P, G, T] float32 of what each trajectory has for its tokens, prompts left out."""
+    P, G, T = samples.mask.shape
+    result = np.zeros((P * G, T), np.float32)
+    for row, values, t in zip(result, arrays, every, strict=True):
+        assert values is not None, "every trajectory was scored"
+        row[: len(values) - t.num_prompt] = values[t.num_prompt :]
+    return result.reshape(P, G, T)  # B -> P, G
 
 
 def group_metrics(groups: Sequence[Group]) -> Metrics:

@@ -34,7 +34,8 @@ def _rl(config: RunConfig, stage: RlStage) -> str:
         f"  optimizer steps        {_updates(stage)} per rollout batch, "
         f"{stage.total_updates} in all",
     ]
-    row = stage.micro.row_length or (prompt + new if prompt else None)
+    together = stage.sequences_together
+    row = stage.micro.row_length or (together * (prompt + new) if prompt else None)
     if row is None or prompt is None:
         lines.append("  micro-batches          depend on the model's context: set model.max_length")
         return "\n".join(lines)
@@ -51,8 +52,8 @@ def _rl(config: RunConfig, stage: RlStage) -> str:
 
 def _updates(stage: RlStage) -> str:
     if isinstance(stage.updates, int):
-        return str(stage.updates)
-    return ", ".join(f"{u.updates} from step {u.step}" for u in stage.updates)
+        return str(stage.epochs * stage.updates)
+    return ", ".join(f"{stage.epochs * u.updates} from step {u.step}" for u in stage.updates)
 
 
 def _sft(config: RunConfig, stage: SftStage) -> str:

@@ -7,27 +7,32 @@ what puts them together: model, named data and tasks, stages, and the rules betw
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from jaxrl_vr.checkpoint import CheckpointConfig
-from jaxrl_vr.config import Config
+from jaxrl_vr.config import Config, LocalPath, parse
 from jaxrl_vr.data.demonstrations import LossOn
-from jaxrl_vr.data.sources import ProceduralSource, Source
+from jaxrl_vr.data.sources import FileSource, ProceduralSource, Source
 from jaxrl_vr.data.tokenizer import CharTokenizerConfig, HFTokenizerConfig
 from jaxrl_vr.metrics.sinks import LoggingConfig
-from jaxrl_vr.models.architecture import Llama3Scaling
+from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
 from jaxrl_vr.models.transformer import Remat
 from jaxrl_vr.sampler.engine import EngineConfig
 from jaxrl_vr.sharding import MeshConfig
-from jaxrl_vr.train.objectives import CrossEntropy, PpoClip, Reinforce
+from jaxrl_vr.train.advantage import Advantage, Gae, GroupNorm, PassAtK, PreferencePairs, Reward
+from jaxrl_vr.train.critic import CriticConfig
+from jaxrl_vr.train.objectives import DecoupledPpo, Dpo, PolicyUnion, PpoClip, Rft
+from jaxrl_vr.train.offpolicy import Offpolicy
 from jaxrl_vr.train.optimizer import AdamW
-from jaxrl_vr.train.reward import Advantage, GroupNorm, SequenceMean, TokenMean, Weights
+from jaxrl_vr.train.penalty import EntropyBonus, Kl
+from jaxrl_vr.train.shaping import Shaping
+from jaxrl_vr.train.weights import SequenceMean, TokenMean, Weights
 from jaxrl_vr.types import Sampling
 from jaxrl_vr.verifiers.pool import PoolConfig
-from jaxrl_vr.verifiers.spec import build
+from jaxrl_vr.verifiers.spec import build, needs_reference
 
 
 class RandomModel(Config):
@@ -66,13 +71,33 @@ class RandomModel(Config):
     remat: Remat = "none"
     """"block" computes each block again in the backward pass: less memory, a third more time."""
 
+    @model_validator(mode="after")
+    def _check(self) -> RandomModel:
+        self.architecture(self.vocab_size or 1)
+        return self
+
+    def architecture(self, vocab_size: int) -> Architecture:
+        """The model itself, whose own bounds hold here too."""
+        if self.head_dim is None and self.width % self.heads:
+            raise ValueError(
+                f"width = {self.width} is no multiple of heads = {self.heads}; change one, or set "
+                "head_dim"
+            )
+        values = self.model_dump(exclude={"type", "dtype", "remat"})
+        sizes = {
+            "vocab_size": vocab_size,
+            "kv_heads": self.kv_heads or self.heads,
+            "head_dim": self.head_dim or self.width // self.heads,
+        }
+        return parse(Architecture, values | sizes)
+
 
 class PretrainedModel(Config):
     """A model in a Hugging Face folder."""
 
     type: Literal["pretrained"] = "pretrained"
     """Where the model comes from."""
-    path: str
+    path: LocalPath
     """Local folder with config.json and safetensors, or a hub id such as Qwen/Qwen2.5-1.5B."""
     revision: str | None = None
     """Commit, branch or tag of a hub id."""
@@ -95,7 +120,7 @@ class SamplingConfig(Config):
     """Completion tokens at most; what is longer is cut and counts as truncated."""
     temperature: float = Field(default=1.0, ge=0)
     """1 samples from the model itself, 0 is greedy. RL needs contrast: keep it near 1."""
-    top_k: int = Field(default=0, ge=0)
+    top_k: int = Field(default=0, ge=0, le=2**31 - 1)
     """Only the k most likely tokens; 0 is off."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Only the most likely tokens that together reach this probability; 1 is off."""
@@ -163,7 +188,7 @@ class StageBase(Config):
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")
     """Name of the stage, of its folder, and in `init` of later ones."""
-    init: str = "previous"
+    init: LocalPath = "previous"
     """Weights to start from: `previous`, `base` (those of [model]), a stage's name, or a path."""
 
 
@@ -172,7 +197,7 @@ class TrainStage(StageBase):
 
     data: tuple[str, ...] = Field(min_length=1)
     """Names of data sources, mixed by their weights."""
-    steps: int = Field(ge=0)
+    steps: int = Field(ge=0, le=10**9)
     """Steps of the stage."""
     optimizer: AdamW
     """Optimizer and learning rate."""
@@ -180,6 +205,11 @@ class TrainStage(StageBase):
     """Micro-batches."""
     eval: Periodic | None = None
     """Evaluations along the way."""
+
+    @property
+    def total_updates(self) -> int:
+        """Optimizer steps of the whole stage."""
+        return self.steps
 
 
 class SftStage(TrainStage):
@@ -195,20 +225,6 @@ class SftStage(TrainStage):
     """Longer demonstrations are left out and counted; None is the model's context."""
     weights: Annotated[TokenMean | SequenceMean, Field(discriminator="type")] = TokenMean()
     """How token losses are averaged."""
-
-    @property
-    def objective(self) -> CrossEntropy:
-        """Maximum likelihood."""
-        return CrossEntropy()
-
-
-class Kl(Config):
-    """A penalty for leaving the stage's starting weights, added to the loss."""
-
-    type: Literal["k3"] = "k3"
-    """The estimator."""
-    coef: float = Field(gt=0)
-    """Weight of the penalty; leave the whole table out for none, which also spares the memory."""
 
 
 class DynamicSampling(Config):
@@ -246,14 +262,24 @@ class RlStage(TrainStage):
     """Longer prompts are left out and counted; None is what the context leaves."""
     advantage: Advantage = GroupNorm()
     """From the rewards of a group to advantages."""
-    objective: Annotated[PpoClip | Reinforce, Field(discriminator="type")] = PpoClip()
+    objective: PolicyUnion = PpoClip()
     """Per-token loss."""
+    offpolicy: tuple[Offpolicy, ...] = ()
+    """Corrections of the gap between sampler and learner; they multiply the loss."""
     weights: Weights = TokenMean()
     """How token losses are averaged."""
+    shaping: tuple[Shaping, ...] = ()
+    """What is done to the verified rewards, in order."""
     kl: Kl | None = None
     """KL penalty; None is off, and then no reference is in memory."""
+    entropy_bonus: EntropyBonus | None = None
+    """Bonus for entropy; None is off."""
+    critic: CriticConfig | None = None
+    """The critic of PPO, for advantage `gae`; None: no critic in memory."""
     updates: PositiveInt | tuple[UpdatesFrom, ...] = 1
     """Optimizer steps per rollout batch, each on its share of the groups; or a schedule."""
+    epochs: PositiveInt = 1
+    """Passes over a rollout batch, each of `updates` steps on groups dealt anew."""
     old_logp: Literal["sampler", "recomputed"] = "sampler"
     """Where the ratio's denominator comes from: as sampled, or computed again by the learner before
     the first update on a rollout batch."""
@@ -264,24 +290,58 @@ class RlStage(TrainStage):
 
     @model_validator(mode="after")
     def _check(self) -> RlStage:
-        if self.samples < 2:
+        if self.samples < 2 and self.advantage.has_group_baseline:
             raise ValueError(
                 f"samples = {self.samples}: advantage '{self.advantage.type}' compares the samples "
                 "of a prompt; set samples to 2 or more (8 is usual)"
             )
-        most = max(self.updates_at(0), *(u.updates for u in self._schedule()), 1)
+        if isinstance(self.advantage, Gae) != (self.critic is not None):
+            raise ValueError(
+                "advantage 'gae' takes its values from a critic; add a critic = { optimizer = … }"
+                if self.critic is None
+                else f"critic cannot act with advantage '{self.advantage.type}', which has no "
+                "values; leave it out, or set advantage = { type = 'gae' }"
+            )
+        if isinstance(self.advantage, PassAtK) and self.advantage.k > self.samples:
+            raise ValueError(
+                f"advantage.k = {self.advantage.k} with samples = {self.samples}: k rollouts of a "
+                "prompt are judged together; lower k or raise samples"
+            )
+        if isinstance(self.objective, Rft) and not isinstance(self.advantage, Reward):
+            raise ValueError(
+                f"objective 'rft' with advantage '{self.advantage.type}': its weights are rewards; "
+                "set advantage to { type = 'reward' }"
+            )
+        if isinstance(self.objective, Dpo) != isinstance(self.advantage, PreferencePairs):
+            raise ValueError(
+                f"objective '{self.objective.type}' with advantage '{self.advantage.type}': 'dpo' "
+                "learns from 'preference_pairs', and nothing else does; set both, or neither"
+            )
+        if isinstance(self.objective, DecoupledPpo) and self.old_logp != "recomputed":
+            raise ValueError(
+                f"objective 'decoupled_ppo' with old_logp = '{self.old_logp}': it clips around a "
+                "policy between the sampler's and the current one; set old_logp = 'recomputed'"
+            )
+        most = max((u.updates for u in self._schedule()), default=0)
         if most > self.prompts:
             raise ValueError(
                 f"updates = {most} with prompts = {self.prompts}: each update needs a group of its "
                 "own; lower updates or raise prompts"
             )
         steps = [u.step for u in self._schedule()]
-        if steps and (steps[0] != 0 or steps != sorted(set(steps))):
+        if steps[:1] != [0] or steps != sorted(set(steps)):
             raise ValueError(f"updates: its steps are {steps}; start at 0 and go up")
-        if self.old_logp == "recomputed" and isinstance(self.objective, Reinforce):
+        if self.offpolicy and self.old_logp == "sampler":
             raise ValueError(
-                "old_logp = 'recomputed' cannot act with objective 'reinforce', which has no "
-                "ratio; leave it out, or use 'ppo_clip'"
+                f"offpolicy '{self.offpolicy[0].type}' with old_logp = 'sampler': it compares the "
+                "learner's log-probs with the sampler's, and would see no gap; set old_logp = "
+                "'recomputed'"
+            )
+        acts = self.objective.has_ratio or self.offpolicy
+        if self.old_logp == "recomputed" and not acts:
+            raise ValueError(
+                f"old_logp = 'recomputed' cannot act with objective '{self.objective.type}', which "
+                "has no ratio; leave it out, or use 'ppo_clip'"
             )
         if self.sampling.temperature == 0:
             raise ValueError(
@@ -290,19 +350,38 @@ class RlStage(TrainStage):
             )
         return self
 
+    @property
+    def sequences_together(self) -> int:
+        """Rollouts that have to lie in one row."""
+        return 2 if isinstance(self.objective, Dpo) else 1
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the stage compares with its starting weights."""
+        return self.kl is not None or self.objective.needs_reference
+
     def _schedule(self) -> tuple[UpdatesFrom, ...]:
-        return () if isinstance(self.updates, int) else self.updates
+        if isinstance(self.updates, int):
+            return (UpdatesFrom(step=0, updates=self.updates),)
+        return self.updates
 
     def updates_at(self, step: int) -> int:
-        """Optimizer steps of the rollout batch of `step`."""
-        if isinstance(self.updates, int):
-            return self.updates
-        return next((u.updates for u in reversed(self.updates) if u.step <= step), 1)
+        """Optimizer steps of a pass over the rollout batch of `step`."""
+        return next(u.updates for u in reversed(self._schedule()) if u.step <= step)
+
+    def updates_before(self, step: int) -> int:
+        """Optimizer steps of all the rollout batches before that of `step`."""
+        schedule = self._schedule()
+        ends = [*(u.step for u in schedule[1:]), step]
+        return self.epochs * sum(
+            u.updates * max(min(end, step) - u.step, 0)
+            for u, end in zip(schedule, ends, strict=True)
+        )
 
     @property
     def total_updates(self) -> int:
         """Optimizer steps of the whole stage."""
-        return sum(self.updates_at(step) for step in range(self.steps))
+        return self.updates_before(self.steps)
 
 
 class EvalStage(StageBase):
@@ -319,7 +398,7 @@ class ExportStage(StageBase):
 
     type: Literal["export"] = "export"
     """What the stage does."""
-    path: str | None = None
+    path: LocalPath | None = None
     """The folder; None is `hf` in the stage's own folder."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the tensors on disk."""
@@ -331,7 +410,7 @@ Stage = Annotated[SftStage | RlStage | EvalStage | ExportStage, Field(discrimina
 class RunConfig(Config):
     """A whole run."""
 
-    run_dir: str = Field(min_length=1)
+    run_dir: LocalPath = Field(min_length=1)
     """Folder of the run; the same command resumes what it finds there."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Decides initial weights, order of data and sampling."""
@@ -361,6 +440,12 @@ class RunConfig(Config):
         _unique("data", [s.name for s in self.data])
         _unique("tasks", [t.name for t in self.tasks])
         _unique("stages", [s.name for s in self.stages])
+        for source in self.data:
+            if source.verifier is not None:
+                try:
+                    build(source.verifier)
+                except ValueError as error:
+                    raise ValueError(f"data.{source.name}.verifier: {error}") from error
         for task in self.tasks:
             where = f"tasks.{task.name}.data"
             _known(where, task.data, [s.name for s in self.data], "data")
@@ -371,12 +456,6 @@ class RunConfig(Config):
                         f"{where}: source {source.name!r} has no end; set its limit to the number "
                         "of problems"
                     )
-        for source in self.data:
-            if source.verifier is not None:
-                try:
-                    build(source.verifier)
-                except ValueError as error:
-                    raise ValueError(f"data.{source.name}.verifier: {error}") from error
         earlier: list[str] = []
         for stage in self.stages:
             self._check_stage(stage, earlier)
@@ -399,22 +478,36 @@ class RunConfig(Config):
                 f"{where}.init = {stage.init!r} is a stage that does not train, so it has no "
                 "weights of its own; name one that does"
             )
-        if isinstance(stage, EvalStage):
-            self.check_tasks(f"{where}.tasks", stage.tasks)
         if isinstance(stage, TrainStage):
             _known(f"{where}.data", stage.data, [s.name for s in self.data], "data")
-            for source in self.sources(stage.data):
-                made_by = stage_of(source)
-                if made_by is not None and made_by not in earlier:
-                    raise ValueError(
-                        f"{where}.data: source {source.name!r} reads the output of stage "
-                        f"{made_by!r}, which is not an earlier stage; earlier are "
-                        f"{earlier or 'none'}"
-                    )
-            if stage.eval is not None:
-                self.check_tasks(f"{where}.eval.tasks", stage.eval.tasks)
+            self._check_made(f"{where}.data", stage.data, earlier)
         if isinstance(stage, RlStage):
             self._check_scored(f"{where}.data", stage.data)
+        tasks = tasks_of(stage)
+        at = f"{where}.eval.tasks" if isinstance(stage, TrainStage) else f"{where}.tasks"
+        self.check_tasks(at, tasks)
+        for name in tasks:
+            self._check_made(f"{at}: {name!r}", self.task(name).data, earlier)
+
+    def _check_made(self, where: str, names: Sequence[str], earlier: Sequence[str]) -> None:
+        """Refuses sources that read what no stage in `earlier` writes."""
+        for source in self.sources(names):
+            made_by = stage_of(source)
+            if made_by is None:
+                continue
+            if made_by not in earlier:
+                raise ValueError(
+                    f"{where}: source {source.name!r} reads the output of stage {made_by!r}, "
+                    f"which is not an earlier stage; earlier are {list(earlier) or 'none'}"
+                )
+            stage = next(s for s in self.stages if s.name == made_by)
+            file = source.path.partition("/")[2]
+            if not file.startswith(_OUTPUTS.get(stage.type, ())):
+                raise ValueError(
+                    f"{where}: source {source.name!r} has path = {source.path!r}, which stage "
+                    f"{made_by!r} of type {stage.type!r} does not write; name output.jsonl or "
+                    "right.jsonl of an evaluation"
+                )
 
     def _check_scored(self, where: str, names: Sequence[str]) -> None:
         for source in self.sources(names):
@@ -423,6 +516,12 @@ class RunConfig(Config):
                     f"{where}: source {source.name!r} has no verifier, so its answers cannot be "
                     "scored; give it one, such as verifier = { type = 'math' }"
                 )
+            if isinstance(source, FileSource) and source.fields.reference is None:
+                if source.verifier is not None and needs_reference(source.verifier):
+                    raise ValueError(
+                        f"{where}: source {source.name!r} names no reference, and its verifier "
+                        f"compares with one; set data.{source.name}.fields.reference"
+                    )
 
     def check_tasks(self, where: str, names: Sequence[str]) -> None:
         """Raises ValueError, naming `where`, if a task is not in the config."""
@@ -447,6 +546,8 @@ class RunConfig(Config):
 
 
 STAGE_PREFIX = "stage:"
+# Type of a stage -> what the paths of its data begin with, in its folder.
+_OUTPUTS = {"eval": ("output.jsonl", "right.jsonl"), "rl": ("rollouts/",)}
 
 
 def stage_of(source: Any) -> str | None:
@@ -455,20 +556,42 @@ def stage_of(source: Any) -> str | None:
     return path.removeprefix(STAGE_PREFIX).split("/")[0] if path.startswith(STAGE_PREFIX) else None
 
 
-MAY_CHANGE = (
-    "run_dir",
-    "logging",
-    "checkpoint",
-    "tasks",
-    "mesh",
-    "engine",
-    "verifiers",
-    "stages.*.eval",
-    "stages.*.steps",
-)
-"""Keys a resumed run may change. A different mesh gives the same numbers to rounding. `steps` may
-change only where no learning-rate schedule hangs on it and while the stage is not done; `train.run`
-checks that."""
+def tasks_of(stage: Any) -> tuple[str, ...]:
+    """Names of the tasks that a stage evaluates, at its end or along the way."""
+    if isinstance(stage, EvalStage):
+        return stage.tasks
+    return stage.eval.tasks if isinstance(stage, TrainStage) and stage.eval else ()
+
+
+MAY_CHANGE = ("run_dir", "logging", "checkpoint", "mesh", "engine", "verifiers.workers")
+"""Keys a resumed run may change at any time. A different mesh gives the same numbers to rounding;
+the number of verifier workers changes no score, as their limits would. What else may change depends
+on how far the run is: see `settled`."""
+
+
+def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[str, Any]:
+    """The part of a config that a resumed run has to keep, but for `MAY_CHANGE`.
+
+    A stage that has begun keeps its table and its data. `eval` and `steps` may change until it is
+    done, `steps` only where no learning-rate schedule hangs on it (`train.folder` checks that). A
+    stage that is done keeps these too, and its tasks with their data. What only later stages use
+    is not settled, so that a fault in it can be corrected.
+
+    Args:
+      config: of the run.
+      num_begun: so many stages, from the first on, have begun.
+      done: names of those that are done.
+    """
+    stages = config.stages[:num_begun]
+    tasks = {name for stage in stages if stage.name in done for name in tasks_of(stage)}
+    data = {name for stage in stages if isinstance(stage, TrainStage) for name in stage.data}
+    data |= {name for task in tasks for name in config.task(task).data}
+    open_keys = {"eval", "steps"}
+    return config.model_dump() | {
+        "stages": [s.model_dump(exclude=None if s.name in done else open_keys) for s in stages],
+        "tasks": [t.model_dump() for t in config.tasks if t.name in tasks],
+        "data": [s.model_dump() for s in config.data if s.name in data],
+    }
 
 
 def _unique(what: str, names: list[str]) -> None:
@@ -485,3 +608,5 @@ def _known(where: str, names: Sequence[str], known: list[str], table: str) -> No
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {known}"
             raise ValueError(f"{where}: no [[{table}]] is named {name!r}; {hint}")
+        if names.count(name) > 1:
+            raise ValueError(f"{where}: {name!r} stands there twice; name it once")

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_vr.checkpoint import Checkpoints, SaveFailed
+from jaxrl_vr.checkpoint import Checkpoints, SaveFailed, parameter_hash
+from jaxrl_vr.data.mixture import Mixture
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.train.config import TrainStage
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation, evaluate
 from jaxrl_vr.train.interrupt import Interrupted
 from jaxrl_vr.train.state import TrainState, create
+from jaxrl_vr.types import Mean, Metrics
 
 Cursor = dict[str, Any]
+T = TypeVar("T")
 
 
 class Advance(Protocol):
@@ -39,6 +43,17 @@ class _Progress:
     step: int
     cursor: Cursor
     evaluations: list[Evaluation]
+    reference: str | None  # hash of the starting weights, where they are kept as reference
+
+
+def take(mixture: Mixture[T], n: int, cursor: Cursor) -> tuple[list[T], Cursor, Metrics]:
+    """The next items of a mixture, the cursor behind them, and what was too long to be one."""
+    before = mixture.dropped_draws
+    items, cursor = mixture.take(n, cursor)
+    dropped = mixture.dropped_draws - before
+    is_endless = any(stream.size is None for stream in mixture.streams)
+    metrics: Metrics = {"data/dropped": Mean(dropped, dropped + n)} if is_endless else {}
+    return items, cursor, metrics
 
 
 def run_stage(
@@ -48,6 +63,7 @@ def run_stage(
     advance: Advance,
     *,
     has_reference: bool = False,
+    make_critic: Callable[[Any], TrainState] | None = None,
 ) -> tuple[Any, list[Evaluation]]:
     """Trains a stage to its end, from its checkpoint if it has one.
 
@@ -57,6 +73,7 @@ def run_stage(
       start: the data cursor before the first step.
       advance: one step.
       has_reference: keep a frozen copy of the starting weights in the state.
+      make_critic: from the starting weights to a critic's state; None: no critic.
 
     Returns:
       The final parameters, and the evaluations along the way.
@@ -68,7 +85,7 @@ def run_stage(
     folder = ctx.stage_folder(stage.name) / "checkpoints"
     settings = ctx.config.checkpoint
     with Checkpoints(folder, keep=settings.keep, asynchronous=settings.asynchronous) as saved:
-        at = _restore(ctx, stage, saved, transform, has_reference, start)
+        at = _restore(ctx, stage, saved, transform, has_reference, make_critic, start)
         ctx.console.stage(stage.name, stage.steps, at.step)
         restored = at.step
         while True:
@@ -89,7 +106,7 @@ def run_stage(
                 if saved.latest() == at.step:
                     ctx.console.message(f"saved {stage.name} at step {at.step}")
                 raise
-            at = _Progress(state, at.step + 1, cursor, at.evaluations)
+            at = dataclasses.replace(at, state=state, step=at.step + 1, cursor=cursor)
             result = metrics.result() | ctx.phases.step()
             result["time/step_s"] = time.perf_counter() - began
             ctx.writer.write(stage.name, at.step, result)
@@ -116,7 +133,11 @@ def _evaluate_due(ctx: Context, stage: TrainStage, at: _Progress) -> None:
 def _save(ctx: Context, saved: Checkpoints, at: _Progress) -> None:
     # The reference is the stage's starting weights, which `init` gives again.
     arrays = dataclasses.replace(at.state, frozen={})
-    host = {"cursor": at.cursor, "evaluations": [dataclasses.asdict(e) for e in at.evaluations]}
+    host = {
+        "cursor": at.cursor,
+        "evaluations": [dataclasses.asdict(e) for e in at.evaluations],
+        "reference": at.reference,
+    }
     _settle(ctx, saved)
     try:
         saved.save(at.step, arrays, host)
@@ -142,12 +163,15 @@ def _restore(
     saved: Checkpoints,
     transform: Any,
     has_reference: bool,
+    make_critic: Callable[[Any], TrainState] | None,
     start: Cursor,
 ) -> _Progress:
     init = ctx.load_init(stage)
     # The trained copy is donated at the first update, so the reference needs its own.
     frozen = {"reference": jax.tree.map(jnp.copy, init)} if has_reference else {}
-    state = create(init, {}, transform, ctx.config.seed)
+    reference = parameter_hash(init) if has_reference else None
+    critic = None if make_critic is None else make_critic(init)
+    state = dataclasses.replace(create(init, {}, transform), critic=critic)
     step = saved.latest()
     if step is not None and step > stage.steps:
         raise ValueError(
@@ -157,17 +181,24 @@ def _restore(
     # What was written behind the checkpoint is done again.
     ctx.writer.truncate(stage.name, -1 if step is None else step)
     if step is None:
-        return _Progress(dataclasses.replace(state, frozen=frozen), 0, start, [])
+        return _Progress(dataclasses.replace(state, frozen=frozen), 0, start, [], reference)
+    host = saved.host(step)
+    if host["reference"] != reference:
+        raise ValueError(
+            f"stages.{stage.name}: the weights it started from are its KL reference, and are no "
+            f"longer those of step {step} (hash {host['reference']}, now {reference}); put the "
+            f"weights that init = {stage.init!r} names back, or choose another run_dir"
+        )
     target = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), state
     )
     del state, init
     state = saved.restore(step, target)
-    host = saved.host(step)
     ctx.console.message(f"resuming {stage.name} at step {step} of {stage.steps}")
     return _Progress(
         dataclasses.replace(state, frozen=frozen),
         step,
         host["cursor"],
         [Evaluation(**e) for e in host["evaluations"]],
+        reference,
     )

@@ -1,20 +1,29 @@
-"""From the [model] and [tokenizer] sections to a model, its tokenizer and its weights."""
+"""From [model] and [tokenizer] to a model with its tokenizer, and from `init` to its weights."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from jaxrl_vr.checkpoint import Damaged, load_arrays
 from jaxrl_vr.data.tokenizer import Tokenizer
 from jaxrl_vr.models import hf, params
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sharding import TRAIN_RULES
-from jaxrl_vr.train.config import PretrainedModel, RandomModel, RunConfig
+from jaxrl_vr.train.config import (
+    ExportStage,
+    PretrainedModel,
+    RunConfig,
+    StageBase,
+    TrainStage,
+)
+from jaxrl_vr.train.folder import result_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +51,7 @@ def build_model(config: RunConfig) -> Built:
         tokenizer = config.tokenizer.build(str(folder))
     else:
         tokenizer = config.tokenizer.build(None)
-        arch = _random(section, tokenizer)
+        arch = section.architecture(section.vocab_size or tokenizer.vocab_size)
     if tokenizer.vocab_size > arch.vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} ids, the model only {arch.vocab_size} rows: "
@@ -58,6 +67,101 @@ def load_base(
     if folder is not None:
         return load_folder(folder, mesh)[1]
     return params.init(model.declare(), jax.random.key(config.seed), TRAIN_RULES, mesh)
+
+
+def check_init(
+    config: RunConfig, folder: Path, built: Built, stage: StageBase, done: Collection[str]
+) -> None:
+    """Raises ValueError where a stage's `init` names no weights, without loading any.
+
+    Args:
+      config: of the run.
+      folder: of the run.
+      built: its model.
+      stage: one that is not done.
+      done: names of the stages that are; the others have their weights still to come.
+    """
+    name = _init(config, stage)
+    if name in [s.name for s in config.stages]:
+        if name in done:
+            _final(folder, name)
+    elif name != "base" and not _is_to_come(config, name, done):
+        _model_folder(config, built.model.arch, name)
+
+
+def load_init(
+    config: RunConfig, folder: Path, built: Built, mesh: jax.sharding.Mesh, stage: StageBase
+) -> Any:
+    """The parameters a stage starts from, in the learner's sharding."""
+    name = _init(config, stage)
+    if name == "base":
+        return load_base(config, built.model, built.folder, mesh)
+    if name not in [s.name for s in config.stages]:
+        return load_folder(_model_folder(config, built.model.arch, name), mesh)[1]
+    final = _final(folder, name)
+    try:
+        return load_arrays(final, params.abstract(built.model.declare(), TRAIN_RULES, mesh))
+    except Damaged as error:
+        raise ValueError(
+            f"{error}; put it back, or delete it and {result_file(folder, name)}: `jaxrl-vr train` "
+            f"then takes stage {name!r} up from its last checkpoint"
+        ) from error
+
+
+def _is_to_come(config: RunConfig, name: str, done: Collection[str]) -> bool:
+    """Whether `name` is a folder that an export of this run has still to write."""
+    exports = [s for s in config.stages if isinstance(s, ExportStage) and s.name not in done]
+    return Path(name).absolute() in [export_folder(config, s).absolute() for s in exports]
+
+
+def export_folder(config: RunConfig, stage: ExportStage) -> Path:
+    """Where a stage exports to."""
+    return Path(stage.path) if stage.path else Path(config.run_dir, "stages", stage.name, "hf")
+
+
+def _init(config: RunConfig, stage: StageBase) -> str:
+    """What `init` names: `base`, an earlier stage, or a model folder."""
+    if stage.init != "previous":
+        return stage.init
+    earlier = config.stages[: [s.name for s in config.stages].index(stage.name)]
+    trained = [s.name for s in earlier if isinstance(s, TrainStage)]
+    return trained[-1] if trained else "base"
+
+
+def _final(folder: Path, name: str) -> Path:
+    """The parameters at the end of a stage."""
+    final = folder / "stages" / name / "final"
+    if final.is_dir():
+        return final
+    done = result_file(folder, name)
+    if done.exists():
+        raise ValueError(
+            f"init: stage {name!r} is done, but its parameters {final} are not there; put them "
+            f"back, or delete {done}: `jaxrl-vr train` then takes the stage up from its last "
+            "checkpoint"
+        )
+    raise ValueError(
+        f"init: stage {name!r} has no parameters yet, {final} is not there; let `jaxrl-vr train` "
+        "run it first"
+    )
+
+
+def _model_folder(config: RunConfig, arch: Architecture, name: str) -> Path:
+    """The folder that `init` names, which has to hold a model like ours."""
+    try:
+        folder = hf.locate(name)
+    except ValueError as error:
+        known = [s.name for s in config.stages]
+        raise ValueError(f"init = {name!r} is none of the stages {known}, and as a {error}") from (
+            error
+        )
+    found = hf.architecture_from_config(hf.read_config(folder))
+    if found.model_copy(update={"max_length": arch.max_length}) != arch:
+        raise ValueError(
+            f"init = {name!r} holds a model of another shape ({found}) than [model] ({arch}); name "
+            "a folder of the same model"
+        )
+    return folder
 
 
 def load_folder(folder: Path, mesh: jax.sharding.Mesh) -> tuple[Architecture, Any]:
@@ -79,19 +183,6 @@ def load_folder(folder: Path, mesh: jax.sharding.Mesh) -> tuple[Architecture, An
             "export, or download the model again"
         )
     return arch, weights
-
-
-def _random(section: RandomModel, tokenizer: Tokenizer) -> Architecture:
-    if section.head_dim is None and section.width % section.heads:
-        raise ValueError(
-            f"model.width = {section.width} is no multiple of model.heads = {section.heads}; "
-            "change one, or set model.head_dim"
-        )
-    values = section.model_dump(exclude={"type", "dtype", "remat"})
-    values["vocab_size"] = section.vocab_size or tokenizer.vocab_size
-    values["kv_heads"] = section.kv_heads or section.heads
-    values["head_dim"] = section.head_dim or section.width // section.heads
-    return Architecture(**values)
 
 
 def _limited(arch: Architecture, section: PretrainedModel) -> Architecture:

@@ -18,8 +18,9 @@ from jaxrl_vr.sampler.generate import generate
 from jaxrl_vr.train.config import EvalStage, RlStage, RunConfig, StageBase
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import evaluate, write_answers
+from jaxrl_vr.train.folder import held
 from jaxrl_vr.train.interrupt import Interrupt
-from jaxrl_vr.train.run import export, open_context, show_evaluations
+from jaxrl_vr.train.run import build, export, open_context, show_evaluations
 from jaxrl_vr.types import Example
 
 
@@ -37,7 +38,8 @@ def _opened(config: RunConfig, init: str, metrics: Path | None) -> Iterator[tupl
         if metrics is None:
             metrics = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # Not entered: there is nothing to save, so a signal may end these commands anywhere.
-        ctx = open_context(config, metrics, stack, Interrupt())
+        mesh, built = build(config)
+        ctx = open_context(config, mesh, built, metrics, stack, Interrupt())
         yield ctx, ctx.load_init(StageBase(name="once", init=init))
 
 
@@ -52,8 +54,7 @@ def evaluate_once(config: RunConfig, init: str, names: Sequence[str] | None) -> 
     stage = EvalStage(name="eval", tasks=tuple(names))
     config.check_tasks("--task", stage.tasks)
     out = Path(config.run_dir) / "evaluations" / init.replace("/", "_")
-    out.mkdir(parents=True, exist_ok=True)
-    with _opened(config, init, out) as (ctx, weights):
+    with held(out), _opened(config, init, out) as (ctx, weights):
         ctx.console.stage("eval", len(names), 0)
         answers = [evaluate(ctx, config.task(name), weights, init) for name in names]
         write_answers(ctx, out, [g for a in answers for g in a.groups])

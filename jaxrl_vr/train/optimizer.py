@@ -34,6 +34,11 @@ class Schedule(Config):
                 f"{name} = {getattr(self, name)} cannot act with type = 'constant'; leave it out, "
                 "or set type to 'linear' or 'cosine'"
             )
+        if self.total_steps is not None and self.warmup_steps > self.total_steps:
+            raise ValueError(
+                f"warmup_steps = {self.warmup_steps} is above total_steps = {self.total_steps}, so "
+                "the full rate would come after the end; lower one, or raise the other"
+            )
         return self
 
     def __call__(self, step: int, stage_steps: int) -> float:

@@ -1,6 +1,6 @@
-"""The RL stage: sample groups, verify, normalise within the group, take clipped steps.
+"""The RL stage: sample groups, verify, turn rewards into advantages, take optimizer steps.
 
-P prompts, G samples of a prompt.
+P prompts, G samples of a prompt, T completion tokens at most.
 """
 
 from __future__ import annotations
@@ -16,25 +16,34 @@ import numpy as np
 from jaxrl_vr.data.mixture import Mixture
 from jaxrl_vr.data.prompts import Prompt, load_prompts
 from jaxrl_vr.losses.advantages import has_contrast
+from jaxrl_vr.losses.value import explained_variance
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.metrics.rollouts import RolloutLog
+from jaxrl_vr.models.params import Params
 from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build, unpack
 from jaxrl_vr.rollout.collect import collect
 from jaxrl_vr.rollout.groups import (
     Samples,
+    completions,
     group_metrics,
+    of_tokens,
     samples_of,
     score_of,
     trajectories,
+    with_advantages,
 )
 from jaxrl_vr.sharding import to_host
+from jaxrl_vr.train.advantage import Gae
+from jaxrl_vr.train.carried import Carried
 from jaxrl_vr.train.config import RlStage
 from jaxrl_vr.train.context import Context
+from jaxrl_vr.train.critic import critic_learner, critic_state
 from jaxrl_vr.train.evaluate import Evaluation
-from jaxrl_vr.train.loop import Cursor, run_stage
+from jaxrl_vr.train.loop import Cursor, run_stage, take
+from jaxrl_vr.train.objectives import Dpo, Numbers, policy_objective
 from jaxrl_vr.train.state import TrainState
-from jaxrl_vr.train.update import Learner, Rates
-from jaxrl_vr.types import Group, Mean
+from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
+from jaxrl_vr.types import Group, Mean, Metrics
 
 # Steps in a row without any contrast before the console says what that means.
 _NO_CONTRAST_STEPS = 10
@@ -56,10 +65,32 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
     def advance(
         state: TrainState, step: int, cursor: Cursor, metrics: Accumulator
     ) -> tuple[TrainState, Cursor]:
+        carried = Carried.of(stage, cursor)
         groups, cursor = steps.sample(state, step, mixture, cursor, metrics)
-        return steps.learn(state, step, groups, metrics), cursor
+        state, carried = steps.learn(state, step, groups, carried, metrics)
+        return state, carried.into(cursor)
 
-    return run_stage(ctx, stage, mixture.start(), advance, has_reference=stage.kl is not None)
+    def make_critic(policy: Params) -> TrainState:
+        assert stage.critic is not None
+        return critic_state(stage.critic, ctx.model, policy)
+
+    return run_stage(
+        ctx,
+        stage,
+        mixture.start(),
+        advance,
+        has_reference=stage.has_reference,
+        make_critic=None if stage.critic is None else make_critic,
+    )
+
+
+def check_finite(where: str, reward: np.ndarray, adv: np.ndarray) -> None:
+    """Refuses advantages that overflowed: each update with them would be skipped."""
+    if not np.isfinite(adv).all():
+        raise ValueError(
+            f"{where}: advantages are not finite, from rewards between {reward.min():g} and "
+            f"{reward.max():g}; let the verifier return smaller values"
+        )
 
 
 class _Steps:
@@ -69,17 +100,27 @@ class _Steps:
         self._ctx = ctx
         self._stage = stage
         self._shape = Shape(
-            stage.micro.row_length or max_prompt + stage.sampling.max_new_tokens, stage.micro.rows
+            stage.micro.row_length
+            or stage.sequences_together * (max_prompt + stage.sampling.max_new_tokens),
+            stage.micro.rows,
+        )
+        objective = policy_objective(
+            stage.objective, stage.kl, stage.entropy_bonus, stage.offpolicy
         )
         self._learner = Learner(
-            ctx.model,
-            stage.objective.function,
+            policy_loss(ctx.model, objective),
+            policy_score(ctx.model),
             stage.optimizer.transform(ctx.model.declare()),
             ctx.mesh,
         )
+        self._critic = None
+        if stage.critic is not None:
+            self._critic = critic_learner(stage.critic, ctx.model, ctx.mesh)
         self._log = RolloutLog(ctx.stage_folder(stage.name) / "rollouts")
         self._steps_without_contrast = 0
         self._has_warned = False
+
+    # Sampling
 
     def sample(
         self,
@@ -92,16 +133,18 @@ class _Steps:
         """Samples and verifies the step's groups; the cursor behind their prompts."""
         stage = self._stage
         if stage.dynamic_sampling is None:
-            prompts, cursor = mixture.take(stage.prompts, cursor)
+            prompts, cursor, dropped = take(mixture, stage.prompts, cursor)
+            metrics.add(dropped)
             return self._collect(state, step, prompts, 0), cursor
         groups: list[Group] = []
         num_mixed = rounds = 0
         while num_mixed < stage.prompts and rounds < stage.dynamic_sampling.max_rounds:
             missing = stage.prompts - num_mixed
             asked = math.ceil(missing * stage.dynamic_sampling.oversample)
-            prompts, cursor = mixture.take(asked, cursor)
+            prompts, cursor, dropped = take(mixture, asked, cursor)
+            metrics.add(dropped)
             groups += self._collect(state, step, prompts, rounds)
-            num_mixed = int(_is_mixed(samples_of(groups)).sum())
+            num_mixed = int(_is_mixed(samples_of(groups, self._ctx.decode)).sum())
             rounds += 1
         metrics.add({"rollout/rounds": Mean(rounds, 1)})
         return groups, cursor
@@ -133,86 +176,186 @@ class _Steps:
             ctx.phases.tokens("rollout", tokens)
         return groups
 
+    # Learning
+
     def learn(
-        self, state: TrainState, step: int, groups: list[Group], metrics: Accumulator
-    ) -> TrainState:
+        self,
+        state: TrainState,
+        step: int,
+        groups: list[Group],
+        carried: Carried,
+        metrics: Accumulator,
+    ) -> tuple[TrainState, Carried]:
         """Takes the step's optimizer steps, each on its share of the groups."""
         ctx, stage = self._ctx, self._stage
-        samples = samples_of(groups)
+        metrics.add(group_metrics(groups))
+        samples = samples_of(groups, self._ctx.decode)
         if stage.control == "shuffled_rewards":
             samples = _shuffled(samples, (ctx.config.stage_seed(stage), step))
-        trains = np.ones(len(groups), bool)
         if stage.dynamic_sampling is not None:
-            is_mixed = _is_mixed(samples)
-            metrics.add({"group/kept": Mean(int(is_mixed.sum()), len(groups))})
-            # With nothing to learn from, a step that changes little: as without this table.
-            trains = is_mixed if is_mixed.any() else trains
-        samples_kept = samples.select(trains)
-        kept = [group for group, is_kept in zip(groups, trains, strict=True) if is_kept]
-        adv = stage.advantage(samples_kept)
-        metrics.add(group_metrics(groups))
-        if ctx.config.logging.rollouts:
-            self._log.write(step + 1, kept, ctx.decode, adv)
-        self._watch(groups, adv)
-        every = trajectories(kept, adv, samples_kept.valid, stage.sampling.temperature)
-        num_updates = min(stage.updates_at(step), len(kept))
-        before = sum(stage.updates_at(s) for s in range(step))
+            groups, samples = _with_contrast(groups, samples, metrics)
+        samples, carried = self._shaped(samples, carried)
         with ctx.phases("update"):
-            # All are scored before the first update, because the old policy is the one that
-            # sampled; then dealt like cards, so that the parts differ by at most a group.
+            # Scored before the first update, because the old policy is the one that sampled.
+            every = trajectories(groups, samples, stage.sampling.temperature)
             every = self._scored(state, every)
-            for i in range(num_updates):
-                part = [t for t in every if t.group % num_updates == i]
-                rate = stage.optimizer.rate(before + i, stage.total_updates)
-                state = self._update(state, self._batch(part), rate, metrics, is_first=i == 0)
-                ctx.console.phase("update", i + 1, num_updates)
+            samples, kl_of_rollouts = self._penalised(every, samples, carried, metrics)
+            samples = self._valued(every, samples)
+            adv = stage.advantage(samples)
+            check_finite(f"stages.{stage.name} step {step + 1}", samples.reward, adv)
+            every = self._with_returns(with_advantages(every, adv), samples, metrics)
+        if ctx.config.logging.rollouts:
+            self._log.write(step + 1, groups, ctx.decode, adv)
+        self._watch(groups, adv)
+        with ctx.phases("update"):
+            state = self._optimize(state, step, every, carried, metrics)
             ctx.phases.tokens("update", sum(len(t.token_ids) for t in every))
-        return state
+        return state, carried.after(stage, kl_of_rollouts, metrics.result().get("policy/entropy"))
+
+    def _shaped(self, samples: Samples, carried: Carried) -> tuple[Samples, Carried]:
+        states = []
+        limit = self._stage.sampling.max_new_tokens
+        for shaping, before in zip(self._stage.shaping, carried.shaping, strict=True):
+            samples, after = shaping(samples, limit, before)
+            states.append(after)
+        return samples, dataclasses.replace(carried, shaping=tuple(states))
 
     def _scored(self, state: TrainState, every: list[Trajectory]) -> list[Trajectory]:
-        """With the log-probs that the loss compares with."""
+        """With the log-probs and values that the losses compare with."""
         stage, learner = self._stage, self._learner
-        params = {"old_logp": state.trainable} if stage.old_logp == "recomputed" else {}
-        if stage.kl is not None:
-            params["ref_logp"] = state.frozen["reference"]
-        if not params:
+        wanted: dict[str, tuple[Learner, Params]] = {}
+        if stage.old_logp == "recomputed":
+            wanted["old_logp"] = (learner, state.trainable)
+        if stage.has_reference:
+            wanted["ref_logp"] = (learner, state.frozen["reference"])
+        if self._critic is not None:
+            wanted["old_value"] = (self._critic, state.critic.trainable)
+        if not wanted:
             return every
         batch = learner.place(build(every, np.zeros(len(every)), self._shape))
         lengths = [len(t.token_ids) for t in every]
-        for name, of in params.items():
-            found = unpack(to_host(learner.score(of, batch)), lengths, self._shape)
+        for name, (scorer, params) in wanted.items():
+            found = unpack(to_host(scorer.score(params, batch)), lengths, self._shape)
             every = [
-                dataclasses.replace(t, **{name: logp}) for t, logp in zip(every, found, strict=True)
+                dataclasses.replace(t, **{name: array})
+                for t, array in zip(every, found, strict=True)
             ]
         return every
 
-    def _batch(self, part: list[Trajectory]) -> Batch:
-        """The batch of one optimizer step."""
-        lengths = np.array([t.num_trained for t in part])
-        weight = self._stage.weights(lengths, self._stage.sampling.max_new_tokens)
-        return self._learner.place(build(part, weight, self._shape))
+    def _valued(self, every: list[Trajectory], samples: Samples) -> Samples:
+        """The samples with the critic's values."""
+        if self._critic is None:
+            return samples
+        value = completions([t.old_value for t in every], every, samples)
+        return dataclasses.replace(samples, value=value)
 
-    def _update(
+    def _with_returns(
+        self, every: list[Trajectory], samples: Samples, metrics: Accumulator
+    ) -> list[Trajectory]:
+        """With what values are trained towards."""
+        if not isinstance(self._stage.advantage, Gae):
+            return every
+        returns = self._stage.advantage.returns(samples)
+        P, G, T = returns.shape
+        arrays = (samples.value, returns, samples.mask & samples.trains[:, :, None])
+        found = explained_variance(*(jnp.asarray(a).reshape(P * G, T) for a in arrays))
+        metrics.add({"value/explained_variance": Mean(float(found), 1)})
+        return [
+            dataclasses.replace(t, returns=r)
+            for t, r in zip(every, of_tokens(every, returns), strict=True)
+        ]
+
+    def _penalised(
+        self, every: list[Trajectory], samples: Samples, carried: Carried, metrics: Accumulator
+    ) -> tuple[Samples, np.ndarray]:
+        """The samples charged with their KL, and [P, G] the KL of each rollout in nats."""
+        kl = self._stage.kl
+        if kl is None:
+            return samples, np.zeros(samples.reward.shape)
+        old_logp = [t.logp if t.old_logp is None else t.old_logp for t in every]
+        logp = completions(old_logp, every, samples)
+        ref_logp = completions([t.ref_logp for t in every], every, samples)
+        is_in_reward = kl.where == "reward"
+        nats = kl.of_tokens(logp, ref_logp) if is_in_reward else logp - ref_logp
+        nats = np.where(samples.mask & samples.trains[:, :, None], nats, 0.0)
+        if is_in_reward:
+            samples = dataclasses.replace(samples, penalty=carried.kl * nats)
+            metrics.add(_reward_metrics(samples))
+        return samples, nats.sum(2)
+
+    def _optimize(
         self,
         state: TrainState,
-        batch: Batch,
-        learning_rate: float,
+        step: int,
+        every: Sequence[Trajectory],
+        carried: Carried,
         metrics: Accumulator,
-        *,
-        is_first: bool,
     ) -> TrainState:
+        """The step's updates, each on its share of the groups."""
         stage = self._stage
-        numbers = dict(stage.objective.numbers)
-        if stage.kl is not None:
-            numbers["kl_coef"] = stage.kl.coef
-        rates = Rates(learning_rate, stage.optimizer.max_grad_norm)
-        state, found = self._learner.update(state, batch, numbers, rates)
-        found = jax.device_get(found)
-        if not is_first:
-            # After the first update sampler and learner hold different weights: no mismatch.
-            found = {k: v for k, v in found.items() if not k.startswith("mismatch/")}
-        metrics.add(found)
+        if isinstance(stage.objective, Dpo):
+            every = _pairs(every)
+        if not every:  # no group has a pair
+            return state
+        groups = np.unique([t.group for t in every])
+        num_updates = min(stage.updates_at(step), len(groups))
+        before = stage.updates_before(step)
+        total = num_updates * stage.epochs
+        for epoch in range(stage.epochs):
+            if epoch > 0:
+                seed = (self._ctx.config.stage_seed(stage), step, epoch)
+                groups = np.random.default_rng(seed).permutation(groups)
+            for i in range(num_updates):
+                # Dealt like cards, so that the parts differ by at most a group.
+                chosen = set(groups[i::num_updates].tolist())
+                batch = self._batch([t for t in every if t.group in chosen])
+                done = epoch * num_updates + i
+                if stage.critic is None or step >= stage.critic.warmup_steps:
+                    rate = stage.optimizer.rate(before + done, stage.total_updates)
+                    numbers = carried.numbers(stage)
+                    state, found = self._update(state, batch, numbers, rate)
+                    if done > 0:
+                        # After the first update sampler and learner hold different weights.
+                        found = {k: v for k, v in found.items() if not k.startswith("mismatch/")}
+                    metrics.add(found)
+                if stage.critic is not None:
+                    state, found = self._update_critic(state, batch, before + done)
+                    metrics.add(found)
+                self._ctx.console.phase("update", done + 1, total)
         return state
+
+    def _batch(self, part: list[Trajectory]) -> Batch:
+        """The batch of one optimizer step."""
+        stage = self._stage
+        limit = stage.sampling.max_new_tokens
+        together = stage.sequences_together
+        # What counts once is a rollout, or a pair of them in one row.
+        lengths = np.array([t.num_trained for t in part]).reshape(-1, together).sum(1)
+        group = np.unique([t.group for t in part[::together]], return_inverse=True)[1]
+        weight = np.repeat(stage.weights(lengths, group, limit), together)
+        return self._learner.place(build(part, weight, self._shape, together=together))
+
+    def _update(
+        self, state: TrainState, batch: Batch, numbers: Numbers, rate: float
+    ) -> tuple[TrainState, Metrics]:
+        rates = Rates(rate, self._stage.optimizer.max_grad_norm)
+        policy = dataclasses.replace(state, critic=None)
+        policy, found = self._learner.update(policy, batch, numbers, rates)
+        return dataclasses.replace(policy, critic=state.critic), jax.device_get(found)
+
+    def _update_critic(
+        self, state: TrainState, batch: Batch, done: int
+    ) -> tuple[TrainState, Metrics]:
+        config = self._stage.critic
+        assert config is not None and self._critic is not None
+        rate = config.optimizer.rate(done, self._stage.total_updates)
+        rates = Rates(rate, config.optimizer.max_grad_norm)
+        critic, found = self._critic.update(state.critic, batch, config.numbers, rates)
+        renamed = {
+            k if k.startswith("value/") else f"critic/{k.partition('/')[2]}": v
+            for k, v in jax.device_get(found).items()
+        }
+        return dataclasses.replace(state, critic=critic), renamed
 
     def _watch(self, groups: Sequence[Group], adv: np.ndarray) -> None:
         """Says so when answers cannot be scored, or nothing was learned for many steps."""
@@ -235,9 +378,28 @@ class _Steps:
             )
 
 
+def _pairs(every: Sequence[Trajectory]) -> list[Trajectory]:
+    """The preferred and the other answer of each pair, one behind the other."""
+    chosen = {t.group: t for t in every if np.max(t.adv) > 0}
+    rejected = {t.group: t for t in every if np.min(t.adv) < 0}
+    return [t for group in sorted(chosen) for t in (chosen[group], rejected[group])]
+
+
 def _is_mixed(samples: Samples) -> np.ndarray:
     """[P] bool, whether a group has rewards that differ."""
     return np.asarray(has_contrast(jnp.asarray(samples.reward), jnp.asarray(samples.valid)))
+
+
+def _with_contrast(
+    groups: list[Group], samples: Samples, metrics: Accumulator
+) -> tuple[list[Group], Samples]:
+    """The groups that have a gradient."""
+    is_mixed = _is_mixed(samples)
+    metrics.add({"group/kept": Mean(int(is_mixed.sum()), len(groups))})
+    if not is_mixed.any():  # a step that changes little, as without dynamic sampling
+        return groups, samples
+    kept = [group for group, mixed in zip(groups, is_mixed, strict=True) if mixed]
+    return kept, samples.select(is_mixed)
 
 
 def _shuffled(samples: Samples, seed: tuple[int, int]) -> Samples:
@@ -247,4 +409,12 @@ def _shuffled(samples: Samples, seed: tuple[int, int]) -> Samples:
     def deal(array: np.ndarray) -> np.ndarray:
         return array.reshape(-1)[order].reshape(array.shape)
 
-    return dataclasses.replace(samples, reward=deal(samples.reward), valid=deal(samples.valid))
+    names = ("reward", "valid", "trains")
+    return dataclasses.replace(samples, **{name: deal(getattr(samples, name)) for name in names})
+
+
+def _reward_metrics(samples: Samples) -> Metrics:
+    """Means over the rollouts that were scored."""
+    task, total = samples.reward[samples.valid], samples.total()[samples.valid]
+    values = {"reward/task": task, "reward/kl": total - task, "reward/total": total}
+    return {name: Mean(float(value.sum()), value.size) for name, value in values.items()}

@@ -11,9 +11,10 @@ from jaxrl_vr.rollout.batch import Shape, Trajectory, build
 from jaxrl_vr.train.config import SftStage
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation
-from jaxrl_vr.train.loop import Cursor, run_stage
+from jaxrl_vr.train.loop import Cursor, run_stage, take
+from jaxrl_vr.train.objectives import supervised
 from jaxrl_vr.train.state import TrainState
-from jaxrl_vr.train.update import Learner, Rates
+from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
 
 
 def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
@@ -29,8 +30,8 @@ def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
     ctx.report_dropped(stage.name, mixture.dropped, max_tokens)
     shape = Shape(stage.micro.row_length or max_tokens, stage.micro.rows)
     learner = Learner(
-        ctx.model,
-        stage.objective.function,
+        policy_loss(ctx.model, supervised),
+        policy_score(ctx.model),
         stage.optimizer.transform(ctx.model.declare()),
         ctx.mesh,
     )
@@ -38,7 +39,8 @@ def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
     def advance(
         state: TrainState, step: int, cursor: Cursor, metrics: Accumulator
     ) -> tuple[TrainState, Cursor]:
-        demonstrations, cursor = mixture.take(stage.batch, cursor)
+        demonstrations, cursor, dropped = take(mixture, stage.batch, cursor)
+        metrics.add(dropped)
         trajectories = []
         for demonstration in demonstrations:
             mask = np.array(demonstration.mask)
@@ -46,7 +48,7 @@ def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
             trajectories.append(Trajectory(np.array(demonstration.ids), mask))
         lengths = np.array([t.num_trained for t in trajectories])
         with ctx.phases("update"):
-            weight = stage.weights(lengths, max_tokens)
+            weight = stage.weights(lengths, np.arange(len(lengths)), max_tokens)
             batch = learner.place(build(trajectories, weight, shape))
             rates = Rates(stage.optimizer.rate(step, stage.steps), stage.optimizer.max_grad_norm)
             state, found = learner.update(state, batch, {}, rates)

@@ -19,12 +19,10 @@ class TrainState:
     frozen: Any  # {} or {"reference": parameters}
     optimizer: Any  # optax state, sharded like the parameters
     step: jax.Array  # [] int32, optimizer steps taken or skipped
-    key: jax.Array  # [2] uint32, key data of the stage
+    critic: Any = None  # the critic's own TrainState; None: the stage has no critic
 
 
-def create(
-    trainable: Any, frozen: Any, transform: optax.GradientTransformation, seed: int
-) -> TrainState:
+def create(trainable: Any, frozen: Any, transform: optax.GradientTransformation) -> TrainState:
     """The state before the first update; the optimizer's part is created in its sharding."""
     shardings = jax.tree.map(lambda a: a.sharding, trainable)
     mesh_wide = jax.tree.leaves(shardings)[0].mesh
@@ -44,5 +42,4 @@ def create(
         frozen=frozen,
         optimizer=jax.jit(transform.init, out_shardings=out)(trainable),
         step=jax.device_put(jnp.int32(0), replicated),
-        key=jax.device_put(jax.random.key_data(jax.random.key(seed)), replicated),
     )

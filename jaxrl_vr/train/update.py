@@ -6,6 +6,7 @@ M micro-batches, b rows, T tokens of a row, D model width.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -67,37 +68,40 @@ def _from_shards(a: jax.Array, b: int, T: int, rows: int, length: int) -> jax.Ar
     return a.reshape(rows, length, b // rows, T // length).swapaxes(1, 2).reshape(b, T)
 
 
-def micro_loss(
-    params: Params, model: Model, objective: Objective, batch: Batch, numbers: Numbers
-) -> tuple[jax.Array, Metrics]:
-    """Weighted sum of the objective over one micro-batch, and its metrics."""
-    logp, entropy = row_logprobs(model, params, batch)
-    loss, metrics = objective(logp, entropy, batch, numbers)
-    return jnp.sum(jnp.where(batch.mask, batch.weight * loss, 0.0)), metrics
+MicroLoss = Callable[[Params, Batch, Numbers], tuple[jax.Array, Metrics]]
+"""(parameters, micro-batch, numbers) -> weighted sum of the loss, and metrics."""
+
+
+def policy_loss(model: Model, objective: Objective) -> MicroLoss:
+    """The objective over one micro-batch."""
+
+    def loss(params: Params, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
+        logp, entropy = row_logprobs(model, params, batch)
+        of_tokens, metrics = objective(logp, entropy, batch, numbers)
+        return jnp.sum(jnp.where(batch.mask, batch.weight * of_tokens, 0.0)), metrics
+
+    return loss
 
 
 def gradients(
-    params: Params, model: Model, objective: Objective, batch: Batch, numbers: Numbers
+    params: Params, batch: Batch, numbers: Numbers, *, loss: MicroLoss
 ) -> tuple[jax.Array, Params, Metrics]:
     """Loss, gradient (float32) and metrics of a whole batch, micro-batch by micro-batch."""
-    compute = jax.value_and_grad(
-        functools.partial(micro_loss, model=model, objective=objective, numbers=numbers),
-        has_aux=True,
-    )
+    compute = jax.value_and_grad(loss, has_aux=True)
 
     def one(params: Params, micro: Batch) -> tuple[jax.Array, Params, Metrics]:
-        (loss, metrics), grad = compute(params, batch=micro)
-        return loss, grad, metrics
+        (value, metrics), grad = compute(params, micro, numbers)
+        return value, grad, metrics
 
     first = jax.tree.map(lambda a: a[0], batch)
-    loss, grad, metrics = jax.eval_shape(one, params, first)
-    nothing = (_zeros(loss), _zeros(grad), {k: _neutral(m) for k, m in metrics.items()})
+    value, grad, metrics = jax.eval_shape(one, params, first)
+    nothing = (_zeros(value), _zeros(grad), {k: _neutral(m) for k, m in metrics.items()})
 
     def add(carry: tuple[jax.Array, Params, Metrics], micro: Batch) -> tuple[Any, None]:
         def work() -> tuple[jax.Array, Params, Metrics]:
-            loss, grad, metrics = one(params, micro)
+            value, grad, metrics = one(params, micro)
             return (
-                carry[0] + loss,
+                carry[0] + value,
                 jax.tree.map(jnp.add, carry[1], grad),
                 merge_metrics(carry[2], metrics),
             )
@@ -129,8 +133,7 @@ def update(
     numbers: Numbers,
     rates: Rates,
     *,
-    model: Model,
-    objective: Objective,
+    loss: MicroLoss,
     transform: optax.GradientTransformation,
 ) -> tuple[TrainState, Metrics]:
     """One optimizer step.
@@ -143,14 +146,14 @@ def update(
       batch: [M, b, T] arrays.
       numbers: the objective's numbers, traced.
       rates: learning rate and gradient clip, traced.
-      model, objective, transform: static.
+      loss, transform: static.
 
     Returns:
       The state after, and metrics.
     """
-    loss, grad, metrics = gradients(state.trainable, model, objective, batch, numbers)
+    value, grad, metrics = gradients(state.trainable, batch, numbers, loss=loss)
     norm = optax.tree.norm(grad)
-    is_finite = jnp.isfinite(loss) & jnp.isfinite(norm)
+    is_finite = jnp.isfinite(value) & jnp.isfinite(norm)
     scale = jnp.minimum(1.0, rates.max_grad_norm / jnp.maximum(norm, 1e-12))
     # where, not times zero: 0 * inf is NaN, and the moments would keep it.
     grad = jax.tree.map(lambda g: jnp.where(is_finite, g * scale, 0.0), grad)
@@ -162,10 +165,9 @@ def update(
         frozen=state.frozen,
         optimizer=jax.tree.map(keep, optimizer, state.optimizer),
         step=state.step + 1,
-        key=state.key,
     )
     return state, metrics | {
-        "loss/total": Mean(loss, jnp.int32(1)),
+        "loss/total": Mean(value, jnp.int32(1)),
         "optimizer/grad_norm": Mean(norm, jnp.int32(1)),
         "optimizer/grad_norm_max": Max(norm),
         "optimizer/skipped": Mean(jnp.int32(~is_finite), jnp.int32(1)),
@@ -173,25 +175,34 @@ def update(
     }
 
 
+Score = Callable[[Params, Batch], jax.Array]
+"""(parameters, micro-batch) -> [b, T] float32, a number for every token."""
+
+
+def policy_score(model: Model) -> Score:
+    """The log-prob of every token of one micro-batch."""
+    return lambda params, batch: row_logprobs(model, params, batch)[0]
+
+
 class Learner:
-    """The compiled update and scoring pass of one stage.
+    """The compiled update and scoring pass of one set of parameters.
 
     Args:
-      model: what is trained.
-      objective: per-token loss.
+      loss: what is minimised.
+      score: what is asked of every token, without a gradient.
       transform: optimizer, for a learning rate of 1 downhill.
       mesh: where parameters live; rows are split over `data` and `fsdp`.
     """
 
     def __init__(
         self,
-        model: Model,
-        objective: Objective,
+        loss: MicroLoss,
+        score: Score,
         transform: optax.GradientTransformation,
         mesh: jax.sharding.Mesh,
     ):
         self._mesh = mesh
-        step = functools.partial(update, model=model, objective=objective, transform=transform)
+        step = functools.partial(update, loss=loss, transform=transform)
 
         def keep_sharding(state: TrainState, *rest: Any) -> tuple[TrainState, Metrics]:
             shardings = self._shardings
@@ -201,17 +212,17 @@ class Learner:
         self._shardings: Any = None
         self._update = jax.jit(keep_sharding, donate_argnums=0)
 
-        def score(params: Params, batch: Batch) -> jax.Array:
+        def score_all(params: Params, batch: Batch) -> jax.Array:
             def one(_: None, micro: Batch) -> tuple[None, jax.Array]:
                 def work() -> jax.Array:
-                    return row_logprobs(model, params, micro)[0]
+                    return score(params, micro)
 
                 nothing = jnp.zeros(micro.tokens.shape)
                 return None, jax.lax.cond(jnp.any(micro.mask), work, lambda: nothing)
 
             return jax.lax.scan(one, None, batch)[1]
 
-        self._score = jax.jit(score)
+        self._score = jax.jit(score_all)
 
     def place(self, batch: Batch) -> Batch:
         """The batch on the devices, rows and length split by the rules table."""
@@ -232,6 +243,6 @@ class Learner:
             return self._update(state, batch, dict(numbers), rates)
 
     def score(self, params: Params, batch: Batch) -> jax.Array:
-        """Log-prob of every token, [M, b, T] float32, 0 in micro-batches that hold nothing."""
+        """The score of every token, [M, b, T] float32, 0 in micro-batches that hold nothing."""
         with jax.set_mesh(self._mesh):
             return self._score(params, batch)

@@ -1,4 +1,4 @@
-"""The stream of draws: the same resumed, sharded and again; refused on other data."""
+"""The stream of draws: the same resumed and again; refused on other data."""
 
 import json
 from collections import Counter
@@ -53,17 +53,6 @@ def test_resumed_equals_uninterrupted(steps, seed):
         pieces += items
     assert pieces == whole
     assert cursor == end
-
-
-@given(st.integers(1, 5), st.integers(0, 8), st.integers(0, 3))
-def test_shards_deal_the_single_hosts_stream(count, n, before):
-    single = mixture()
-    _, cursor = single.take(before, single.start())
-    whole, end = single.take(n * count, cursor)
-    shards = [single.shard(index, count).take(n, cursor) for index in range(count)]
-    dealt = [items[i] for i in range(n) for items, _ in shards]
-    assert dealt == whole
-    assert all(c == end for _, c in shards)
 
 
 def test_take_leaves_the_cursor_alone():
@@ -132,11 +121,6 @@ def test_content_fingerprint_sees_every_change():
 def test_impossible_mixtures(streams, message):
     with pytest.raises(ValueError, match=message):
         Mixture(streams, seed=0)
-
-
-def test_shard_index_outside():
-    with pytest.raises(ValueError, match="shard 2 of 2"):
-        mixture().shard(2, 2)
 
 
 def lengths(stream, limit):

@@ -19,27 +19,12 @@ def test_parts_count_by_their_size():
     assert total.result() == {"loss": 0.75, "low": -1.0, "high": 3.0}
 
 
-def test_mean_of_values_with_a_count():
-    total = Accumulator()
-    total.mean("length", 10.0, count=3)
-    total.mean("length", 2.0)
-    assert total.result() == {"length": 8.0}
-
-
 def test_a_mean_of_nothing_is_absent():
     total = Accumulator()
     total.add({"length/right": Mean(0.0, 0)})
-    total.mean("length/wrong", math.nan, count=0)
     assert total.result() == {}
     total.add({"length/right": Mean(4.0, 2)})
     assert total.result() == {"length/right": 2.0}
-
-
-def test_reset_forgets():
-    total = Accumulator()
-    total.mean("a", 1.0)
-    total.reset()
-    assert total.result() == {}
 
 
 def test_numpy_and_jax_scalars_become_floats():

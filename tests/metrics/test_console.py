@@ -214,6 +214,65 @@ def test_table_and_samples():
     assert len(lines) < 40
 
 
+class Broken(io.StringIO):
+    """A file that works for some writes and then fails, at `write` or at `flush`."""
+
+    def __init__(self, good, error, at):
+        super().__init__()
+        self.calls, self.good, self.error, self.at = 0, good, error, at
+
+    def fail(self, at):
+        self.calls += at == self.at
+        if at == self.at and self.calls > self.good:
+            raise self.error
+
+    def write(self, text):
+        self.fail("write")
+        return super().write(text)
+
+    def flush(self):
+        self.fail("flush")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space"), ValueError("closed file")],
+    ids=["pipe", "full", "closed"],
+)
+@pytest.mark.parametrize("at", ["write", "flush"])
+@pytest.mark.parametrize("mode", ["plain", "live"])
+def test_a_display_that_breaks_is_off_and_nothing_else_happens(mode, at, error):
+    out = Broken(1, error, at)
+    shown = Console(mode, file=out, clock=Clock())
+    shown.stage("rl", 2)
+    shown.message("first")
+    shown.step(1, STEP)
+    shown.phase("rollout", 1, 2)
+    shown.warn("odd")
+    shown.table("t", ["a"], [["1"]])
+    calls = out.calls
+    shown.samples("s", [("p", "a", "right")])
+    shown.step(2, STEP)
+    shown.close()
+    # After the first failure nobody asks the file again.
+    assert out.calls == calls == 2
+
+
+def test_letters_that_the_output_cannot_spell_are_replaced():
+    raw = io.BytesIO()
+    shown = Console("plain", file=io.TextIOWrapper(raw, encoding="ascii"), clock=Clock())
+    shown.message("drei Äpfel …")
+    assert raw.getvalue() == b"drei ?pfel ?\n"
+
+
+def test_without_standard_output_nothing_is_shown(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    shown = Console("auto", clock=Clock())
+    shown.stage("rl", 2)
+    shown.warn("odd")
+    assert shown.mode == "plain"
+
+
 def test_a_models_text_cannot_steer_the_terminal():
     shown, out = plain()
     shown.samples("s", [("\x1b[2Ja", "\x9b31m\r\x08b\x07", "wrong")])

@@ -61,7 +61,10 @@ def test_truncate_after_drops_what_a_checkpoint_does_not_know(tmp_path):
     sink.close()
 
 
-@pytest.mark.parametrize("rest", [b'{"step": 2, "sta', b'{"step": 2}', b'"\xc3', b"\0\0\0"])
+@pytest.mark.parametrize(
+    "rest",
+    [b'{"step": 2, "sta', b'{"step": 2}', b'"\xc3', b"\0\0\0", b'{"step": 2, "sta\n', b"\0\0\n"],
+)
 def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path, rest):
     path = tmp_path / "m.jsonl"
     path.write_bytes(b'{"step": 1, "stage": "rl"}\n' + rest)
@@ -71,13 +74,28 @@ def test_a_line_that_a_kill_cut_off_is_dropped(tmp_path, rest):
     assert [line["step"] for line in lines(path)] == [1, 2]
 
 
-def test_a_broken_line_in_the_middle_is_dropped(tmp_path):
+@pytest.mark.parametrize("content", [b"", b"\n", b"\0", b"\0\n", b'{"step": 1, "stage": "rl"}\n'])
+def test_a_file_that_is_all_last_line(tmp_path, content):
     path = tmp_path / "m.jsonl"
-    path.write_bytes(b'{"step": 1}\n{"st\nnull\n{"step": 2}\n')
+    path.write_bytes(content)
+    JsonlSink(path).close()
+    assert path.read_bytes() == (content if content.startswith(b"{") else b"")
+
+
+@pytest.mark.parametrize(
+    "foreign",
+    [b'{"st', b"null", b"[1]", b"{}", b'{"step": 1}', b'{"step": "1", "stage": "rl"}', b"\xff"],
+)
+def test_a_line_that_is_none_of_metrics_is_named_and_left_alone(tmp_path, foreign):
+    path = tmp_path / "m.jsonl"
+    content = b'{"step": 1, "stage": "rl"}\n' + foreign + b'\n{"step": 2, "stage": "rl"}\n'
+    path.write_bytes(content)
     sink = JsonlSink(path)
-    assert sink.truncate_after(lambda line: False) == 2
+    with pytest.raises(ValueError, match=r"m\.jsonl:2: .* is no line of metrics.*delete the line"):
+        sink.truncate_after(lambda line: True)
+    assert path.read_bytes() == content
+    assert [p.name for p in tmp_path.iterdir()] == ["m.jsonl"]
     sink.close()
-    assert [line["step"] for line in lines(path)] == [1, 2]
 
 
 def scalars(folder):

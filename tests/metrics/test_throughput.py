@@ -29,7 +29,7 @@ def test_seconds_and_tokens_add_up(phases, clock):
             phases.tokens("rollout", tokens)
         clock.now += 50.0
     assert phases.seconds() == {"rollout": 5.0}
-    assert phases.tokens_per_s() == {"rollout": 80.0}
+    assert phases.step() == {"speed/rollout_s": 5.0, "speed/rollout_tokens_per_s": 80.0}
 
 
 def test_step_reports_what_is_new(phases, clock):
@@ -77,5 +77,4 @@ def test_phases_that_overlap_each_count_their_own_time(phases, clock):
 
 def test_tokens_without_time_have_no_speed(phases):
     phases.tokens("rollout", 5)
-    assert phases.tokens_per_s() == {}
     assert phases.step() == {}

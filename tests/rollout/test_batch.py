@@ -123,6 +123,20 @@ def test_unpack_undoes_build(lengths, rows):
         np.testing.assert_array_equal(values, t.token_ids)
 
 
+@given(st.lists(st.integers(1, 10), min_size=1, max_size=10), st.integers(1, 5))
+def test_pairs_lie_in_one_row_one_behind_the_other(lengths, rows):
+    given_ = [trajectory(n, i, adv=float(i)) for i, n in enumerate(np.repeat(lengths, 2))]
+    batch = build(given_, np.ones(len(given_)), Shape(20, rows), together=2)
+    places = list(segments(batch))
+    assert len(places) == len(given_)
+    for (row, tokens), (other_row, other) in zip(places[::2], places[1::2], strict=True):
+        assert (row, tokens.stop) == (other_row, other.start)
+        first, second = (int(at(batch.adv, (row, slot))[0]) for slot in (tokens, other))
+        assert second == first + 1 and first % 2 == 0
+        segment = int(at(batch.segment_ids, (row, tokens))[0])
+        assert segment % 2 == 1 and (at(batch.segment_ids, (row, other)) == segment + 1).all()
+
+
 def test_dtypes():
     batch = build([trajectory(4, 0)], np.ones(1), Shape(4, 1))
     ints = ("tokens", "positions", "segment_ids", "version")

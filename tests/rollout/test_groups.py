@@ -6,8 +6,14 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_vr.rollout.groups import group_metrics, samples_of, trajectories
-from jaxrl_vr.types import Example, Group, Max, Mean, Rollout, Score
+from jaxrl_vr.rollout.groups import (
+    completions,
+    group_metrics,
+    samples_of,
+    trajectories,
+    with_advantages,
+)
+from jaxrl_vr.types import Example, Group, Max, Mean, Rollout, Score, Step
 
 
 def rollout(n, verdict, value=None, finish="stop", source=None):
@@ -30,6 +36,11 @@ def group(*rollouts, source=""):
     return Group(Example("e", "?", source=source), rollouts)
 
 
+def decode(ids):
+    """Two characters a token."""
+    return "".join(f"{i:02d}" for i in ids)
+
+
 GROUPS = [
     group(rollout(4, "right"), rollout(6, "wrong", 0.25), rollout(9, "unscorable")),
     group(rollout(3, "right"), rollout(5, "right"), rollout(2, "right")),
@@ -42,18 +53,39 @@ def test_samples():
     expected = {
         "reward": np.float32([[1, 0.25, 0], [1, 1, 1], [0, 0, 0], [0, 1, 0]]),
         "valid": np.array([[1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1]], bool),
+        "trains": np.array([[1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1]], bool),
         "length": np.int32([[4, 6, 9], [3, 5, 2], [8, 7, 1], [9, 1, 1]]),
         "is_truncated": np.array([[0, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0]], bool),
         "is_right": np.array([[1, 0, 0], [1, 1, 1], [0, 0, 0], [0, 1, 0]], bool),
     }
-    found = samples_of(GROUPS)
-    assert set(vars(found)) == set(expected)
+    found = samples_of(GROUPS, decode)
+    assert set(vars(found)) == {
+        *expected,
+        *("components", "mask", "penalty", "value", "step_value", "step_end", "step_mask"),
+    }
     for name, values in expected.items():
         array = getattr(found, name)
         np.testing.assert_array_equal(array, values, err_msg=name)
         assert array.dtype == values.dtype
+    np.testing.assert_array_equal(found.mask.sum(2), found.length)
+    assert found.mask.shape == (4, 3, 9)
     for some in (np.array([1, 3]), np.array([False, True, False, True])):
-        np.testing.assert_array_equal(found.select(some).length, [[3, 5, 2], [9, 1, 1]])
+        chosen = found.select(some)
+        np.testing.assert_array_equal(chosen.length, [[3, 5, 2], [9, 1, 1]])
+        np.testing.assert_array_equal(chosen.mask.sum(2), chosen.length)
+
+
+def test_components_of_scores():
+    def scored(**components):
+        return dataclasses.replace(rollout(2, "right"), score=Score(1.0, "right", components))
+
+    groups = [group(scored(format=1.0), scored(format=0.5, brief=0.25)), group(scored(), scored())]
+    found = samples_of(groups, decode)
+    np.testing.assert_array_equal(found.component("format"), [[1, 0.5], [0, 0]])
+    np.testing.assert_array_equal(found.component("brief"), [[0, 0.25], [0, 0]])
+    np.testing.assert_array_equal(found.select(np.array([1])).component("brief"), [[0, 0]])
+    with pytest.raises(ValueError, match=r"'from'.* only \['brief', 'format'\]"):
+        found.component("from")
 
 
 def test_group_metrics_by_hand():
@@ -106,13 +138,25 @@ def test_metrics_of_each_source():
     assert not any(name.startswith("source/") for name in group_metrics(groups[:1]))
 
 
+def test_steps_end_at_the_token_that_completes_their_text():
+    def scored(n, *steps):
+        score = Score(1.0, "right", steps=tuple(Step(end, value) for end, value in steps))
+        return dataclasses.replace(rollout(n, "right"), score=score)
+
+    # Two characters a token: 1 to 2 are the first token, 3 to 4 the second, and so on.
+    groups = [group(scored(4, (1, 0.5), (2, 1.0), (3, 0.0), (8, 0.25)), scored(2, (99, 1.0)))]
+    found = samples_of(groups, decode)
+    np.testing.assert_array_equal(found.step_end, [[[0, 0, 1, 3], [1, 0, 0, 0]]])
+    np.testing.assert_array_equal(found.step_value[0, 0], [0.5, 1, 0, 0.25])
+    np.testing.assert_array_equal(found.step_mask.sum(2), [[4, 1]])
+    assert samples_of(GROUPS, decode).step_mask.shape == (4, 3, 0)
+
+
 def test_trajectories():
-    adv = np.array([[0.5, -0.5, 0.0], [0, 0, 0], [0, 0, 0], [0, 1, -1]], np.float32)
-    valid = samples_of(GROUPS).valid
-    found = trajectories(GROUPS, adv, valid, 0.7)
+    found = trajectories(GROUPS, samples_of(GROUPS, decode), 0.7)
     assert [t.group for t in found] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
-    assert [t.adv for t in found] == adv.reshape(-1).tolist()
     assert {t.temperature for t in found} == {0.7}
+    assert {t.num_prompt for t in found} == {2}
     first = found[0]
     # Prompt, then completion with its EOS; only the completion trains.
     np.testing.assert_array_equal(first.token_ids, [10, 11, 20, 21, 22, 23])
@@ -124,26 +168,35 @@ def test_trajectories():
     assert trained == [4, 6, 0, 3, 5, 2, 8, 7, 1, 0, 1, 1]
 
 
-def test_advantages_of_each_token():
-    adv = np.arange(18, dtype=np.float32).reshape(1, 2, 9)
-    groups = [group(rollout(4, "right"), rollout(1, "wrong"))]
-    found = trajectories(groups, adv, np.ones((1, 2), bool), 1.0)
-    # Two prompt tokens, then one for each completion token; what is behind is padding.
-    np.testing.assert_array_equal(found[0].adv, [0, 0, 0, 1, 2, 3])
-    np.testing.assert_array_equal(found[1].adv, [0, 0, 9])
-
-
-def test_only_sampled_tokens_train():
+def test_only_sampled_tokens_of_rollouts_that_train_do():
     source = ("sampled", "forced", "observation", "sampled")
     groups = [group(rollout(4, "right", source=source), rollout(1, "wrong"))]
-    found = trajectories(groups, np.ones((1, 2), np.float32), np.ones((1, 2), bool), 1.0)
+    samples = samples_of(groups, decode)
+    found = trajectories(groups, samples, 1.0)
     np.testing.assert_array_equal(found[0].mask, [False, False, True, False, False, True])
+    samples = dataclasses.replace(samples, trains=np.array([[False, True]]))
+    assert [t.num_trained for t in trajectories(groups, samples, 1.0)] == [0, 1]
+
+
+def test_advantages_of_rollouts_and_of_tokens():
+    groups = [group(rollout(4, "right"), rollout(1, "wrong"))]
+    samples = samples_of(groups, decode)
+    every = trajectories(groups, samples, 1.0)
+    found = with_advantages(every, np.float32([[0.5, -0.5]]))
+    assert [t.adv for t in found] == [0.5, -0.5]
+    adv = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
+    found = with_advantages(every, adv)
+    # Two prompt tokens, then one for each completion token; what is behind is padding.
+    np.testing.assert_array_equal(found[0].adv, [0, 0, 0, 1, 2, 3])
+    np.testing.assert_array_equal(found[1].adv, [0, 0, 4])
+    back = completions([t.adv for t in found], found, samples)
+    np.testing.assert_array_equal(back, [[[0, 1, 2, 3], [4, 0, 0, 0]]])
 
 
 @pytest.mark.parametrize("temperature, expected", [(0.0, 1.0), (1.5, 1.5)], ids=["greedy", "warm"])
 def test_greedy_log_probs_are_those_of_temperature_one(temperature, expected):
     groups = [group(rollout(1, "right"), rollout(1, "wrong"))]
-    found = trajectories(groups, np.ones((1, 2)), np.ones((1, 2), bool), temperature)
+    found = trajectories(groups, samples_of(groups, decode), temperature)
     assert {t.temperature for t in found} == {expected}
 
 

@@ -89,6 +89,7 @@ def test_schedule(fields, expected):
     st.one_of(st.none(), st.integers(1, 60)),
 )
 def test_schedule_rises_then_falls(kind, warmup, stage, end, total):
+    warmup = warmup if total is None else min(warmup, total)
     schedule = Schedule(type=kind, warmup_steps=warmup, end_fraction=end, total_steps=total)
     factors = [schedule(step, stage) for step in range(100)]
     assert factors[:warmup] == sorted(factors[:warmup])

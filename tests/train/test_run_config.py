@@ -1,10 +1,12 @@
 """Faults of a config: each is named with its key, its value and a fix, before anything runs."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from inprocess import MODEL, ONES, call, config, evaluation, rl, sft
 
-from jaxrl_vr.config import ConfigError, difference, load
-from jaxrl_vr.train.config import MAY_CHANGE, RunConfig
+from jaxrl_vr.config import ConfigError, difference, load, parse
+from jaxrl_vr.train.config import MAY_CHANGE, RlStage, RunConfig, settled
 from jaxrl_vr.train.optimizer import Schedule
 
 FILE = """
@@ -20,6 +22,15 @@ type = "jsonl"
 path = "stage:after/right.jsonl"
 fields = { completion = "completion" }
 """
+MADE_TASK = f"""
+{MADE.replace('{ completion = "completion" }', '{ prompt = "prompt", reference = "reference" }')}
+verifier = {{ type = "exact" }}
+[[tasks]]
+name = "again"
+data = ["made"]
+sampling = {{ max_new_tokens = 4 }}
+"""
+SUMS = 'tasks = ["sums"]\n'
 
 
 @pytest.mark.parametrize(
@@ -28,6 +39,13 @@ fields = { completion = "completion" }
         (
             "stages.grpo.sample=4",
             ["stages.grpo.sample = 4", "unknown key", "did you mean `samples`"],
+        ),
+        ("model.heads=3", ["model: width = 16 is no multiple of heads = 3", "set head_dim"]),
+        ("model.kv_heads=3", ["model: kv_heads = 3 does not divide heads = 2", "divisor"]),
+        ("model.head_dim=3", ["model: head_dim = 3 is odd", "make it even"]),
+        (
+            "model.rope_scaling={ low_freq_factor = 5 }",
+            ["model.rope_scaling", "low_freq_factor = 5.0 must lie above 0 and below"],
         ),
         ("sead=1", ["sead = 1", "did you mean `seed`"]),
         ("stages.grpo.batch=4", ["stages.grpo.batch", 'belongs to type "sft"', '"rl"']),
@@ -69,6 +87,23 @@ fields = { completion = "completion" }
             ["updates = 9 with prompts = 4"],
         ),
         ("stages.grpo.updates=[{ step = 2, updates = 1 }]", ["steps are [2]", "start at 0"]),
+        ("stages.grpo.updates=[]", ["updates: its steps are []", "start at 0"]),
+        ("stages.grpo.steps=10000000000", ["stages.grpo.steps = 10000000000", "1000000000"]),
+        ("stages.cold.steps=10000000000", ["stages.cold.steps = 10000000000", "1000000000"]),
+        (
+            'stages.cold.optimizer.schedule={ type = "linear", warmup_steps = 5, total_steps = 4 }',
+            ["warmup_steps = 5 is above total_steps = 4", "lower one, or raise the other"],
+        ),
+        ('stages.cold.data=["ones", "ones"]', ["stages.cold.data: 'ones' stands there twice"]),
+        ('stages.grpo.data=["ones", "ones"]', ["stages.grpo.data: 'ones' stands there twice"]),
+        ('tasks.sums.data=["twos", "twos"]', ["tasks.sums.data: 'twos' stands there twice"]),
+        ('stages.after.tasks=["sums", "sums"]', ["stages.after.tasks: 'sums' stands there twice"]),
+        (
+            'stages.grpo.eval={ every = 1, tasks = ["sums", "sums"] }',
+            ["stages.grpo.eval.tasks: 'sums' stands there twice", "name it once"],
+        ),
+        ('stages.after.tasks=[""]', ["stages.after.tasks", "''", "there are ['sums']"]),
+        ("stages.grpo.eval={ every = 1 }", ["stages.grpo.eval.tasks", "missing"]),
         (
             'data.twos.verifier={ type = "maths" }',
             ["data.twos.verifier", '"maths"', "did you mean `math`?"],
@@ -78,8 +113,12 @@ fields = { completion = "completion" }
             ["data.twos.verifier", 'extract = "box"', '"boxed" or "last_number"'],
         ),
         (
+            'data.twos.verifier={ type = "custom", path = "no_colon" }',
+            ["data.twos.verifier", "write it as 'package.module:function'"],
+        ),
+        (
             'data.twos.verifier={ type = "custom", path = "no_such_module:f" }',
-            ["data.twos.verifier", "cannot import 'no_such_module'"],
+            ["data.twos.verifier", "no_such_module"],
         ),
         ("data.twos.limit=0", ["data.twos.limit = 0", "greater than or equal to 1"]),
         ("mesh.data=0", ["mesh.data = 0", "use 1"]),
@@ -109,6 +148,36 @@ def test_fault_is_named_with_its_fix(tmp_path, capsys, override, parts):
             ["source 'made' reads the output of stage 'after'", "not an earlier stage", "none"],
         ),
         (
+            [evaluation("after"), sft("clone", data="made"), evaluation("last")],
+            MADE.replace("stage:after/", "stage:before/"),
+            ["stages.clone.data: source 'made'", "stage 'before'", "earlier are ['after']"],
+        ),
+        (
+            [sft("cold"), evaluation("after"), sft("clone", data="made")],
+            MADE.replace("stage:after/", "stage:cold/"),
+            ["'stage:cold/right.jsonl', which stage 'cold' of type 'sft' does not write"],
+        ),
+        (
+            [evaluation("after"), sft("clone", data="made")],
+            MADE.replace("stage:after/right.jsonl", "stage:after"),
+            ["path = 'stage:after', which stage 'after'", "does not write; name output.jsonl"],
+        ),
+        (
+            [sft("cold"), evaluation("after", more='tasks = ["again"]').replace(SUMS, "")],
+            MADE_TASK,
+            ["stages.after.tasks: 'again': source 'made'", "stage 'after'", "earlier are ['cold']"],
+        ),
+        (
+            [sft("cold", more='eval = { every = 1, tasks = ["again"] }'), evaluation("after")],
+            MADE_TASK,
+            ["stages.cold.eval.tasks: 'again': source 'made'", "stage 'after'", "are none"],
+        ),
+        (
+            [sft("cold")],
+            '[[tasks]]\ndata = ["twos"]\nsampling = { max_new_tokens = 4 }\n',
+            ["tasks.1.name", "missing"],
+        ),
+        (
             [evaluation("after"), sft("cold", more='init = "after"')],
             "",
             ["stages.cold.init = 'after'", "does not train", "name one that does"],
@@ -126,7 +195,11 @@ def test_fault_is_named_with_its_fix(tmp_path, capsys, override, parts):
         ),
         ([], "", ["stages", "missing"]),
     ],
-    ids=["later-data", "init-of-eval", "no-verifier", "task", "endless-task", "no-stages"],
+    ids=(
+        "later-data unknown-stage stage-without-data stage-without-file own-output-in-eval "
+        "later-output-in-periodic-eval nameless-task init-of-eval no-verifier task endless-task "
+        "no-stages"
+    ).split(),
 )
 def test_tables_that_do_not_go_together(tmp_path, capsys, tables, data, parts):
     path = config(tmp_path, *tables, data=ONES + data)
@@ -165,7 +238,6 @@ def test_sft_needs_no_verifier(tmp_path):
             ["stages.cold.micro.rows = 12", "data x fsdp = 8 devices", "use 16"],
         ),
         ("mesh.data=3", ["mesh: data 3 = 3 is not the 8 devices", "mesh.data = 8"]),
-        ("model.heads=3", ["model.width = 16", "model.heads = 3"]),
         ("model.vocab_size=5", ["tokenizer has 16 ids, the model only 5 rows"]),
         ('tokenizer.alphabet="00"', ["tokenizer.alphabet", "more than once"]),
     ],
@@ -191,9 +263,11 @@ def test_row_length_of_shorter_limits_is_enough(tmp_path):
 # What a resumed run may change
 
 
-def changed(tmp_path, *overrides):
+def changed(tmp_path, *overrides, num_begun=2, done=("cold",)):
+    """What keeps a run from being resumed: one whose first stage is done and second has begun."""
     path = config(tmp_path, sft("cold"), rl("grpo"), evaluation("after"))
     old, new = load(RunConfig, [path]), load(RunConfig, [path], overrides)
+    old, new = (settled(c, num_begun, set(done)) for c in (old, new))
     return difference(old, new, may_change=MAY_CHANGE)
 
 
@@ -218,6 +292,32 @@ def test_keys_that_may_change(tmp_path, override):
 @pytest.mark.parametrize(
     "override, line",
     [
+        ("stages.grpo.steps=9", "stages.grpo.steps: was 1, now 9"),
+        (
+            "tasks.sums.sampling.max_new_tokens=3",
+            "tasks.sums.sampling.max_new_tokens: was 4, now 3",
+        ),
+        ("data.twos.limit=5", "data.twos.limit: was 6, now 5"),
+        ("data.ones.digits=2", "data.ones.digits: was 1, now 2"),
+        ("verifiers.deadline=1.0", "verifiers.deadline: was "),
+    ],
+)
+def test_what_a_stage_that_is_done_has_used_may_not_change(tmp_path, override, line):
+    everything = ("cold", "grpo", "after")
+    (found,) = changed(tmp_path, override, num_begun=3, done=everything)
+    assert found.startswith(line)
+
+
+@pytest.mark.parametrize(
+    "override", ["stages.grpo.prompts=8", "stages.after.tasks=['sums']", "data.twos.digits=1"]
+)
+def test_what_only_later_stages_use_may_change(tmp_path, override):
+    assert changed(tmp_path, override, num_begun=1) == []
+
+
+@pytest.mark.parametrize(
+    "override, line",
+    [
         ("seed=1", "seed: was 0, now 1"),
         ("model.width=32", "model.width: was 16, now 32"),
         ("stages.grpo.prompts=8", "stages.grpo.prompts: was 4, now 8"),
@@ -235,6 +335,16 @@ def test_keys_that_may_not(tmp_path, override, line):
 
 
 # Schedules
+
+RL = {
+    "name": "grpo",
+    "data": ["ones"],
+    "steps": 5,
+    "prompts": 4,
+    "samples": 2,
+    "sampling": {"max_new_tokens": 4},
+    "optimizer": {"learning_rate": 1e-2},
+}
 
 
 @pytest.mark.parametrize(
@@ -262,6 +372,49 @@ def test_updates_of_a_schedule_add_up(tmp_path):
     (stage,) = load(RunConfig, [config(tmp_path, rl("grpo", steps=5, more=more))]).stages
     assert [stage.updates_at(step) for step in range(5)] == [1, 1, 3, 3, 3]
     assert stage.total_updates == 11
+
+
+@given(
+    st.dictionaries(st.integers(1, 12), st.integers(1, 4), max_size=4),
+    st.integers(1, 4),
+    st.integers(0, 15),
+)
+def test_updates_before_a_step_are_the_sum_of_those_at_each(later, first, step):
+    schedule = [{"step": s, "updates": u} for s, u in sorted({0: first, **later}.items())]
+    stage = parse(RlStage, {**RL, "updates": schedule})
+    assert stage.updates_before(step) == sum(stage.updates_at(s) for s in range(step))
+    assert parse(RlStage, {**RL, "updates": first}).updates_before(step) == first * step
+
+
+def test_a_billion_steps_are_counted_without_going_through_them(tmp_path, capsys):
+    more = "updates = [{ step = 0, updates = 1 }, { step = 4, updates = 2 }]"
+    path = config(tmp_path, rl("grpo", steps=10**9, more=more))
+    said = call(capsys, "train", path, "--dry-run")
+    assert f"{4 + 2 * (10**9 - 4)} in all" in said
+
+
+@pytest.mark.parametrize(
+    "override, note",
+    [
+        (
+            'stages.cold.eval={ every = 3, tasks = ["sums"] }',
+            "stages.cold.eval.every = 3: the stage has 2 steps, so nothing is evaluated",
+        ),
+        (
+            "stages.cold.optimizer.schedule.warmup_steps=2",
+            "stages.cold.optimizer.schedule.warmup_steps = 2: the stage has 2 optimizer steps",
+        ),
+        (
+            "stages.grpo.optimizer.schedule.warmup_steps=4",
+            "stages.grpo.optimizer.schedule.warmup_steps = 4: the stage has 4 optimizer steps",
+        ),
+    ],
+)
+def test_what_cannot_come_to_act_is_said(tmp_path, capsys, override, note):
+    path = config(tmp_path, sft("cold", steps=2), rl("grpo", steps=2, more="updates = 2"))
+    assert f"note: {note}" in call(capsys, "train", path, "--dry-run", override)
+    shorter = override.replace("= 3,", "= 2,").replace("steps=2", "steps=1").replace("=4", "=3")
+    assert note.split(" = ")[0] not in call(capsys, "train", path, "--dry-run", shorter)
 
 
 def test_fields_of_no_model_are_refused_by_load_too(tmp_path):

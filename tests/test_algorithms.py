@@ -1,0 +1,150 @@
+"""Parts of algorithms in whole runs: what the config chooses is what trains."""
+
+import json
+import textwrap
+
+import numpy as np
+import pytest
+from inprocess import config, rl, train
+
+DATA = """
+[[data]]
+name = "ones"
+type = "arithmetic"
+digits = 1
+verifier = { type = "custom", path = "algorithm_verifier:judge" }
+"""
+
+
+@pytest.fixture(autouse=True)
+def verifier(tmp_path, monkeypatch):
+    (tmp_path / "algorithm_verifier.py").write_text(
+        textwrap.dedent("""
+        from jaxrl_vr.types import Score, Step
+
+        def judge(example, response):
+            right = response[:1] in set("13579+>")
+            # The second character is a step of its own.
+            steps = (Step(1, float(right)), Step(2, float(response[1:2] in set("02468"))))
+            return Score(float(right), "right" if right else "wrong", steps=steps)
+        """)
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def run(tmp_path, more, *overrides, steps=2):
+    train(config(tmp_path, rl("rl", steps=steps, more=more), data=DATA), *overrides)
+    run = tmp_path / "run"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rollouts = [
+        [json.loads(line) for line in file.read_text().splitlines()]
+        for file in sorted((run / "stages/rl/rollouts").glob("*.jsonl"))
+    ]
+    return lines, rollouts
+
+
+def test_online_dpo_trains_on_a_pair_of_each_group(tmp_path):
+    more = """
+objective = { type = "dpo", beta = 0.5 }
+advantage = { type = "preference_pairs" }
+weights = { type = "sequence_mean" }
+"""
+    steps, rollouts = run(tmp_path, more, "stages.rl.samples=4", steps=3)
+    for lines in rollouts:
+        for group in (lines[i : i + 4] for i in range(0, 16, 4)):
+            adv = [line["advantage"] for line in group]
+            values = {line["score"]["value"] for line in group}
+            assert sorted(adv) == ([-1, 0, 0, 1] if len(values) == 2 else [0, 0, 0, 0])
+    # Before the first update policy and reference agree: log 2 for each pair, which counts once.
+    assert steps[0]["loss/total"] == pytest.approx(np.log(2), abs=1e-5)
+    assert steps[0]["optimizer/grad_norm"] > 0
+    assert steps[-1]["loss/total"] < steps[0]["loss/total"]
+    assert {"dpo/accuracy", "dpo/margin"} <= set(steps[0])
+
+
+def test_process_rewards_reach_the_tokens(tmp_path):
+    steps, rollouts = run(tmp_path, 'advantage = { type = "process_group_norm" }')
+    # A special token has no text, so it moves what is behind it.
+    long = [
+        line
+        for line in rollouts[0]
+        if len(line["text"]) > 2
+        and line["num_tokens"] - len(line["text"]) == (line["finish"] == "stop")
+    ]
+    assert long
+    for line in long:
+        # Two characters, two tokens: what is behind the second step has no advantage.
+        adv = line["advantage"]
+        assert len(adv) == line["num_tokens"] and not any(adv[2:])
+    assert any(line["advantage"][0] != line["advantage"][1] for line in long)
+    assert steps[0]["optimizer/grad_norm"] > 0
+
+
+def test_step_scores_as_reward(tmp_path):
+    more = """
+shaping = [{ type = "step_reward", reduce = "product" }]
+advantage = { type = "reward" }
+objective = { type = "rft" }
+"""
+    steps, rollouts = run(tmp_path, more)
+    for line in rollouts[0]:
+        first = line["text"][:1] in set("13579+>")
+        second = line["text"][1:2] in set("02468")
+        assert line["advantage"] == float(first and second)
+    assert "policy/positive_nll" in steps[0]
+
+
+def test_reinforce_plus_plus_with_kl_in_its_returns(tmp_path):
+    more = """
+objective = { type = "reinforce" }
+advantage = { type = "reinforce_plus_plus" }
+kl = { type = "k1", coef = 0.1, where = "reward" }
+"""
+    steps, rollouts = run(tmp_path, more, "stages.rl.samples=1", "stages.rl.prompts=16")
+    adv = np.concatenate([line["advantage"] for line in rollouts[1]])
+    assert adv.mean() == pytest.approx(0, abs=1e-5) and adv.std() == pytest.approx(1, abs=1e-3)
+    # Tokens of one rollout differ by the KL that is still to come.
+    assert any(len(set(line["advantage"])) > 1 for line in rollouts[1])
+    assert abs(steps[1]["reward/kl"]) > 1e-5
+
+
+def test_corrections_for_the_sampler_s_policy(tmp_path):
+    more = """
+old_logp = "recomputed"
+offpolicy = [{ type = "tis", max_weight = 2.0 }, { type = "veto" }]
+"""
+    steps, _ = run(tmp_path, more)
+    # Sampler and learner agree, so that every weight is 1 and nothing is cut.
+    assert steps[0]["offpolicy/weight"] == pytest.approx(1, abs=1e-4)
+    assert steps[0]["offpolicy/cut_frac"] == 0
+
+
+def test_entropy_bonus_follows_its_target(tmp_path):
+    more = "entropy_bonus = { coef = 0.0, adaptive = { target = 100.0, step = 0.25 } }"
+    steps, _ = run(
+        tmp_path, more, "stages.rl.prompts=1", "stages.rl.control=shuffled_rewards", steps=3
+    )
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    without, _ = run(
+        plain, "", "stages.rl.prompts=1", "stages.rl.control=shuffled_rewards", steps=3
+    )
+    # The coefficient starts at 0 and rises by 0.25 a step while the entropy is below its target.
+    assert steps[0]["loss/total"] == pytest.approx(without[0]["loss/total"], abs=1e-6)
+    difference = steps[1]["loss/total"] - without[1]["loss/total"]
+    assert difference == pytest.approx(-0.25 * steps[1]["policy/entropy"], rel=1e-3)
+
+
+def test_a_penalty_in_the_loss_has_its_coefficient(tmp_path):
+    more = "kl = { coef = 0.5 }\nupdates = 2"
+    steps, _ = run(tmp_path, more)
+    assert steps[1]["policy/kl"] > 0
+    assert "reward/kl" not in steps[1]
+
+
+def test_truncated_rollouts_count_but_do_not_train(tmp_path):
+    steps, rollouts = run(tmp_path, 'shaping = [{ type = "truncated_mask" }]')
+    cut = [line for line in rollouts[0] if line["finish"] == "length"]
+    assert cut and steps[0]["length/truncated_rate"] > 0
+    # All tokens that train are those of rollouts that stopped by themselves.
+    assert any(line["advantage"] != 0 for line in cut)
