@@ -23,7 +23,7 @@ from pydantic import Field
 from jaxrl_vr.config import Config
 from jaxrl_vr.sharding import to_host
 
-HOST_FORMAT = 1  # of the envelope around the host state; raise it when that changes
+HOST_FORMAT = 2  # of the host state and its envelope; raise it when either changes
 
 
 class CheckpointConfig(Config):

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from inprocess import config, rl, train
 
+from jaxrl_vr.metrics.names import METRICS
+
 DATA = """
 [[data]]
 name = "ones"
@@ -36,6 +38,7 @@ def run(tmp_path, more, *overrides, steps=2):
     train(config(tmp_path, rl("rl", steps=steps, more=more), data=DATA), *overrides)
     run = tmp_path / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(set(step) - {"stage", "step"} <= set(METRICS) for step in lines)
     rollouts = [
         [json.loads(line) for line in file.read_text().splitlines()]
         for file in sorted((run / "stages/rl/rollouts").glob("*.jsonl"))

@@ -126,7 +126,7 @@ def test_a_host_format_of_another_version_is_refused(tmp_path, one):
         checkpoints.save(1, place(state(), one), {})
         file = tmp_path / "1" / "host" / "metadata"
         file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
-        with pytest.raises(ValueError, match="has format 99, this version reads 1"):
+        with pytest.raises(ValueError, match="has format 99, this version reads 2"):
             checkpoints.host(1)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from inprocess import config, rl, train
 
+from jaxrl_vr.metrics.names import METRICS
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import init
 from jaxrl_vr.models.transformer import Transformer
@@ -53,7 +54,9 @@ def verifier(tmp_path, monkeypatch):
 def run(tmp_path, more, *overrides, steps=2):
     summary = train(config(tmp_path, rl("rl", steps=steps, more=more), data=DATA), *overrides)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    return summary, [json.loads(line) for line in lines]
+    steps = [json.loads(line) for line in lines]
+    assert all(set(step) - {"stage", "step"} <= set(METRICS) for step in steps)
+    return summary, steps
 
 
 @functools.cache
@@ -197,6 +200,8 @@ def test_only_the_critic_learns_while_it_warms_up(tmp_path):
         (True, True),
     ]
     assert "mismatch/max" in steps[2]
+    # The policy's schedule begins when the policy does: one step of one.
+    assert steps[2]["optimizer/learning_rate"] == pytest.approx(1e-2)
 
 
 def test_epochs_deal_the_groups_anew_and_count(tmp_path):

@@ -60,7 +60,7 @@ class Mixture(Generic[A]):
     def dropped_draws(self) -> int:
         """Draws of endless sources that were left out and drawn again, since it was made.
 
-        A step's own are the difference of two readings. They are this host's; `shard` shares them.
+        A step's own are the difference of two readings.
         """
         return sum(stream.dropped for stream in self.streams if stream.size is None)
 

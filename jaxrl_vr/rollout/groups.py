@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,7 +35,7 @@ class Samples:
     is_truncated: np.ndarray  # bool, cut by a length limit
     is_right: np.ndarray  # bool, verdict right
     components: Mapping[str, np.ndarray]  # float32, of the scores; 0 where a score lacks one
-    mask: np.ndarray  # [P, G, T] bool, sampled tokens; T is the longest completion
+    mask: np.ndarray  # [P, G, T] bool, sampled tokens
     step_value: np.ndarray  # [P, G, S] float32, of reasoning steps; S is the most that any has
     step_end: np.ndarray  # [P, G, S] int32, completion token with which a step ends
     step_mask: np.ndarray  # [P, G, S] bool, which of them exist
@@ -45,6 +46,17 @@ class Samples:
         """Those of some prompts, given by index or mask."""
         arrays = {n: a[prompts] for n, a in vars(self).items() if isinstance(a, np.ndarray)}
         components = {name: array[prompts] for name, array in self.components.items()}
+        return dataclasses.replace(self, **arrays, components=components)
+
+    def padded(self, num_prompts: int) -> Samples:
+        """With groups behind in which nothing is valid, so that few sizes P come up."""
+        more = num_prompts - len(self.reward)
+
+        def pad(array: np.ndarray) -> np.ndarray:
+            return np.pad(array, [(0, more)] + [(0, 0)] * (array.ndim - 1))
+
+        arrays = {n: pad(a) for n, a in vars(self).items() if isinstance(a, np.ndarray)}
+        components = {name: pad(array) for name, array in self.components.items()}
         return dataclasses.replace(self, **arrays, components=components)
 
     def total(self) -> np.ndarray:
@@ -64,25 +76,30 @@ class Samples:
         return reward.astype(np.float32)
 
     def component(self, name: str) -> np.ndarray:
-        """[P, G] float32, a component of the scores.
+        """[P, G] float32, a component of the scores; 0 where a score lacks it.
 
         Raises:
-          ValueError: no score has it.
+          ValueError: the scores have others, but none has this one.
         """
+        if not self.components:  # a step in which nothing could be judged
+            return np.zeros(self.reward.shape, np.float32)
         if name not in self.components:
             raise ValueError(
                 f"component {name!r}: no verifier gives one of this name, only "
-                f"{sorted(self.components) or 'none'}; name one of these, or add it to the verifier"
+                f"{sorted(self.components)}; name one of these, or add it to the verifier"
             )
         return self.components[name]
 
 
-def samples_of(groups: Sequence[Group], decode: Callable[[Sequence[int]], str]) -> Samples:
+def samples_of(
+    groups: Sequence[Group], decode: Callable[[Sequence[int]], str], limit: int
+) -> Samples:
     """The samples of finished groups, all of one size G.
 
     Args:
       groups: P groups of G rollouts.
       decode: token ids -> text, as the verifiers saw it: steps are scored by character.
+      limit: T, tokens of a completion at most; of one size, so that few programs are compiled.
     """
 
     def array(of: Callable[[Rollout], Any], dtype: Any) -> np.ndarray:
@@ -90,10 +107,9 @@ def samples_of(groups: Sequence[Group], decode: Callable[[Sequence[int]], str]) 
 
     rollouts = [r for group in groups for r in group.rollouts]
     names = sorted({name for r in rollouts for name in score_of(r).components})
-    longest = max(len(r.token_ids) for r in rollouts)
 
     def sampled(rollout: Rollout) -> np.ndarray:
-        mask = np.zeros(longest, bool)
+        mask = np.zeros(limit, bool)
         mask[: len(rollout.source)] = [s == "sampled" for s in rollout.source]
         return mask
 
@@ -122,26 +138,36 @@ def _steps(
     mask = np.zeros(size, bool)
     for p, group in enumerate(groups):
         for g, rollout in enumerate(group.rollouts):
-            for s, step in enumerate(score_of(rollout).steps):
+            steps = score_of(rollout).steps
+            offsets = _offsets(rollout.token_ids, decode) if steps else []
+            for s, step in enumerate(steps):
                 value[p, g, s] = step.value
-                end[p, g, s] = _token_at(rollout.token_ids, step.end, decode)
+                end[p, g, s] = _token_at(offsets, step.end)
                 mask[p, g, s] = True
     return {"step_value": value, "step_end": end, "step_mask": mask}
 
 
-def _token_at(ids: Sequence[int], characters: int, decode: Callable[[Sequence[int]], str]) -> int:
+def _token_at(offsets: Sequence[int], characters: int) -> int:
     """The token with which the first `characters` of a completion's text are complete."""
-    # A prefix of the tokens decodes to a prefix of the text, so its length can be bisected.
-    found = bisect.bisect_left(range(1, len(ids)), characters, key=lambda n: len(decode(ids[:n])))
-    return min(found, len(ids) - 1)
+    return min(bisect.bisect_left(offsets, characters), len(offsets) - 1)
+
+
+def _offsets(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[int]:
+    """Length of the text up to and with each token; it never falls, though a token that ends in
+    mid-character may show a replacement character for it."""
+    lengths = [len(decode(ids[: n + 1])) for n in range(len(ids))]
+    return list(itertools.accumulate(lengths, max))
 
 
 def trajectories(groups: Sequence[Group], samples: Samples, temperature: float) -> list[Trajectory]:
-    """Prompt and completion of each rollout, without advantages; only sampled tokens train.
+    """Prompt and completion of each rollout, without advantages.
+
+    The mask holds the sampled tokens of all scored rollouts, to be compared with a reference;
+    `with_advantages` leaves those that train.
 
     Args:
       groups: P groups of G rollouts.
-      samples: of these groups; a rollout that does not train there trains no token.
+      samples: of these groups.
       temperature: that of the sampler; greedy counts as 1.
 
     Returns:
@@ -155,7 +181,7 @@ def trajectories(groups: Sequence[Group], samples: Samples, temperature: float) 
             result.append(
                 Trajectory(
                     token_ids=np.array(rollout.prompt_ids + rollout.token_ids),
-                    mask=np.concatenate([np.zeros(before, bool), sampled & samples.trains[p, g]]),
+                    mask=np.concatenate([np.zeros(before, bool), sampled & samples.valid[p, g]]),
                     logp=np.array([0.0] * before + list(rollout.logp), np.float32),
                     version=np.array([0] * before + list(rollout.version)),
                     temperature=temperature or 1.0,
@@ -166,15 +192,21 @@ def trajectories(groups: Sequence[Group], samples: Samples, temperature: float) 
     return result
 
 
-def with_advantages(every: Sequence[Trajectory], adv: np.ndarray) -> list[Trajectory]:
-    """The trajectories of a step with their advantages.
+def with_advantages(
+    every: Sequence[Trajectory], adv: np.ndarray, samples: Samples
+) -> list[Trajectory]:
+    """The trajectories of a step with their advantages; those that do not train lose their mask.
 
     Args:
       every: P x G trajectories, group-major.
       adv: [P, G] float32, or [P, G, T] with one for each completion token.
+      samples: theirs.
     """
     of_each = of_tokens(every, adv) if adv.ndim == 3 else map(float, adv.reshape(-1))
-    return [dataclasses.replace(t, adv=a) for t, a in zip(every, of_each, strict=True)]
+    return [
+        dataclasses.replace(t, adv=a, mask=t.mask & trains)
+        for t, a, trains in zip(every, of_each, samples.trains.reshape(-1), strict=True)
+    ]
 
 
 def of_tokens(every: Sequence[Trajectory], array: np.ndarray) -> list[np.ndarray]:

@@ -5,10 +5,10 @@ P prompts, G samples of a prompt, T completion tokens at most.
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from pydantic import Field, PositiveInt
 
@@ -16,19 +16,21 @@ from jaxrl_vr.config import Config
 from jaxrl_vr.losses import advantages, policy, returns
 from jaxrl_vr.rollout.groups import Samples
 
+compiled = functools.cache(jax.jit)  # one program for a function and the sizes of its arrays
+
 
 class AdvantageConfig(Config):
     """What all advantages have: they turn a step's samples into [P, G] or [P, G, T] numbers."""
 
     has_group_baseline: ClassVar[bool] = True  # compares the samples of a prompt, so needs two
+    is_per_token: ClassVar[bool] = False  # may differ within a rollout
+    reads_reward: ClassVar[bool] = True  # and with it shaping and a KL in the reward
     loss: ClassVar[Any]  # the function of `losses.advantages`
 
     def __call__(self, samples: Samples) -> np.ndarray:
         """[P, G] float32 advantages."""
-        function = type(self).loss
         numbers = self.model_dump(exclude={"type"})
-        adv = function(jnp.asarray(samples.total()), jnp.asarray(samples.valid), **numbers)
-        return np.asarray(adv)
+        return np.asarray(compiled(type(self).loss)(samples.total(), samples.valid, **numbers))
 
 
 class GroupNorm(AdvantageConfig):
@@ -88,7 +90,7 @@ class Opo(AdvantageConfig):
     def __call__(self, samples: Samples) -> np.ndarray:
         """[P, G] float32 advantages."""
         arrays = (samples.total(), samples.length, samples.valid)
-        return np.asarray(advantages.opo(*map(jnp.asarray, arrays)))
+        return np.asarray(compiled(advantages.opo)(*arrays))
 
 
 class PassAtK(AdvantageConfig):
@@ -120,6 +122,7 @@ class ReinforcePlusPlus(AdvantageConfig):
     """
 
     has_group_baseline: ClassVar[bool] = False
+    is_per_token: ClassVar[bool] = True
     loss: ClassVar[Any] = staticmethod(returns.reinforce_plus_plus)
     type: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
     """Which advantage this is."""
@@ -132,10 +135,10 @@ class ReinforcePlusPlus(AdvantageConfig):
         """[P, G, T] float32 advantages."""
         P, G, T = samples.mask.shape
         rows = (P * G, T)  # P, G -> B
-        mask = samples.mask & samples.valid[:, :, None]
-        adv = returns.reinforce_plus_plus(
-            jnp.asarray(samples.token_reward().reshape(rows)),
-            jnp.asarray(mask.reshape(rows)),
+        mask = samples.mask & samples.trains[:, :, None]
+        adv = compiled(returns.reinforce_plus_plus)(
+            samples.token_reward().reshape(rows),
+            mask.reshape(rows),
             gamma=self.gamma,
             eps=self.eps,
         )
@@ -149,6 +152,8 @@ class ProcessGroupNorm(AdvantageConfig):
     score steps.
     """
 
+    is_per_token: ClassVar[bool] = True
+    reads_reward: ClassVar[bool] = False
     type: Literal["process_group_norm"] = "process_group_norm"
     """Which advantage this is."""
     eps: float = Field(default=1e-4, ge=0)
@@ -160,16 +165,13 @@ class ProcessGroupNorm(AdvantageConfig):
         """[P, G, T] float32 advantages."""
         P, G, T = samples.mask.shape
         valid = samples.valid[:, :, None]
-        if not samples.step_mask.any():
-            raise ValueError(
-                "advantage 'process_group_norm': the verifier scores no steps; use one that does "
-                "(Score.steps), or advantage 'group_norm'"
-            )
-        adv = advantages.process_group_norm(
-            jnp.asarray(samples.step_value),
-            jnp.asarray(samples.step_end),
-            jnp.asarray(samples.step_mask & valid),
-            jnp.asarray((samples.mask & valid).reshape(P * G, T)),  # P, G -> B
+        if not samples.step_mask.any():  # a step in which nothing could be judged
+            return np.zeros((P, G, T), np.float32)
+        adv = compiled(advantages.process_group_norm)(
+            samples.step_value,
+            samples.step_end,
+            samples.step_mask & valid,
+            (samples.mask & valid).reshape(P * G, T),  # P, G -> B
             eps=self.eps,
             ddof=self.ddof,
         )
@@ -185,9 +187,8 @@ class PreferencePairs(AdvantageConfig):
     def __call__(self, samples: Samples) -> np.ndarray:
         """[P, G] float32, the preferred and the other answer of each pair."""
         arrays = (samples.total(), samples.valid & samples.trains)
-        chosen, rejected, has_pair = map(
-            np.asarray, policy.preference_pairs(*map(jnp.asarray, arrays))
-        )
+        found = compiled(policy.preference_pairs)(*arrays)
+        chosen, rejected, has_pair = map(np.asarray, found)
         adv = np.zeros(samples.reward.shape, np.float32)
         rows = np.flatnonzero(has_pair)
         adv[rows, chosen[rows]] = 1.0
@@ -202,6 +203,7 @@ class Gae(AdvantageConfig):
     """
 
     has_group_baseline: ClassVar[bool] = False
+    is_per_token: ClassVar[bool] = True
     type: Literal["gae"] = "gae"
     """Which advantage this is."""
     gamma: float = Field(default=1.0, gt=0, le=1)
@@ -219,35 +221,39 @@ class Gae(AdvantageConfig):
 
     def __call__(self, samples: Samples) -> np.ndarray:
         """[P, G, T] float32 advantages."""
-        lam: float | jax.Array = self.lam
+        lam: float | np.ndarray = self.lam
+        mask = _trained(samples)
         if self.alpha is not None:
-            length = jnp.asarray(samples.mask.sum(2).reshape(-1))
-            lam = returns.length_adaptive_lambda(length, alpha=self.alpha)
+            length = mask.sum(1)
+            lam = np.asarray(compiled(returns.length_adaptive_lambda)(length, alpha=self.alpha))
         adv, _ = self._estimate(samples, lam)
         if self.whiten:
-            adv = returns.whiten(adv, self._mask(samples))
+            adv = compiled(returns.whiten)(adv, mask)
         return np.asarray(adv).reshape(samples.mask.shape)
 
     def returns(self, samples: Samples) -> np.ndarray:
         """[P, G, T] float32, what the critic is trained towards."""
-        _, found = self._estimate(
-            samples, self.lam if self.lam_returns is None else self.lam_returns
-        )
+        lam = self.lam if self.lam_returns is None else self.lam_returns
+        _, found = self._estimate(samples, lam)
         return np.asarray(found).reshape(samples.mask.shape)
 
-    def _mask(self, samples: Samples) -> jax.Array:
-        P, G, T = samples.mask.shape
-        return jnp.asarray((samples.mask & samples.valid[:, :, None]).reshape(P * G, T))
-
-    def _estimate(self, samples: Samples, lam: float | jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _estimate(self, samples: Samples, lam: float | np.ndarray) -> tuple[jax.Array, jax.Array]:
         assert samples.value is not None, "a stage with gae has a critic"
-        mask = self._mask(samples)
-        reward, value = (
-            jnp.asarray(a.reshape(mask.shape)) for a in (samples.token_reward(), samples.value)
-        )
+        mask = _trained(samples)
+        reward, value = (a.reshape(mask.shape) for a in (samples.token_reward(), samples.value))
         if self.whiten_reward:
-            reward = returns.whiten(reward, mask, shift_mean=False)
-        return returns.gae(reward, value, mask, gamma=self.gamma, lam=lam)
+            reward = compiled(_scaled)(reward, mask)
+        return compiled(returns.gae)(reward, value, mask, gamma=self.gamma, lam=lam)
+
+
+def _trained(samples: Samples) -> np.ndarray:
+    """[B, T] bool, the tokens that train, a row each rollout."""
+    P, G, T = samples.mask.shape
+    return (samples.mask & samples.trains[:, :, None]).reshape(P * G, T)
+
+
+def _scaled(reward: jax.Array, mask: jax.Array) -> jax.Array:
+    return returns.whiten(reward, mask, shift_mean=False)
 
 
 class Reward(AdvantageConfig):
@@ -265,6 +271,7 @@ class Reward(AdvantageConfig):
 class MultiRewardNorm(AdvantageConfig):
     """GDPO: each component of the score normalised within its group, then their weighted sum."""
 
+    reads_reward: ClassVar[bool] = False
     type: Literal["multi_reward_norm"] = "multi_reward_norm"
     """Which advantage this is."""
     weights: dict[str, float] = Field(min_length=1)
@@ -280,10 +287,10 @@ class MultiRewardNorm(AdvantageConfig):
         """[P, G] float32 advantages."""
         rewards = np.stack([samples.component(name) for name in self.weights], axis=-1)
         function = advantages.gdpo if self.over_batch else advantages.multi_reward_norm
-        adv = function(
-            jnp.asarray(rewards),
-            jnp.asarray(list(self.weights.values()), jnp.float32),
-            jnp.asarray(samples.valid),
+        adv = compiled(function)(
+            rewards,
+            np.array(list(self.weights.values()), np.float32),
+            samples.valid,
             eps=self.eps,
             ddof=self.ddof,
         )

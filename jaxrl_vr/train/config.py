@@ -22,7 +22,15 @@ from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
 from jaxrl_vr.models.transformer import Remat
 from jaxrl_vr.sampler.engine import EngineConfig
 from jaxrl_vr.sharding import MeshConfig
-from jaxrl_vr.train.advantage import Advantage, Gae, GroupNorm, PassAtK, PreferencePairs, Reward
+from jaxrl_vr.train.advantage import (
+    Advantage,
+    Gae,
+    GroupNorm,
+    PassAtK,
+    PreferencePairs,
+    ProcessGroupNorm,
+    Reward,
+)
 from jaxrl_vr.train.critic import CriticConfig
 from jaxrl_vr.train.objectives import DecoupledPpo, Dpo, PolicyUnion, PpoClip, Rft
 from jaxrl_vr.train.offpolicy import Offpolicy
@@ -302,6 +310,11 @@ class RlStage(TrainStage):
                 else f"critic cannot act with advantage '{self.advantage.type}', which has no "
                 "values; leave it out, or set advantage = { type = 'gae' }"
             )
+        if self.num_warmup_steps >= self.steps > 0:
+            raise ValueError(
+                f"critic.warmup_steps = {self.num_warmup_steps} with steps = {self.steps}: the "
+                "policy would never learn; lower it, or raise steps"
+            )
         if isinstance(self.advantage, PassAtK) and self.advantage.k > self.samples:
             raise ValueError(
                 f"advantage.k = {self.advantage.k} with samples = {self.samples}: k rollouts of a "
@@ -331,13 +344,16 @@ class RlStage(TrainStage):
         steps = [u.step for u in self._schedule()]
         if steps[:1] != [0] or steps != sorted(set(steps)):
             raise ValueError(f"updates: its steps are {steps}; start at 0 and go up")
+        self._check_reward()
+        self._check_corrections()
         if self.offpolicy and self.old_logp == "sampler":
             raise ValueError(
                 f"offpolicy '{self.offpolicy[0].type}' with old_logp = 'sampler': it compares the "
                 "learner's log-probs with the sampler's, and would see no gap; set old_logp = "
                 "'recomputed'"
             )
-        acts = self.objective.has_ratio or self.offpolicy
+        reads_old = self.kl is not None and self.kl.type == "unbiased_k3"
+        acts = self.objective.has_ratio or self.offpolicy or reads_old
         if self.old_logp == "recomputed" and not acts:
             raise ValueError(
                 f"old_logp = 'recomputed' cannot act with objective '{self.objective.type}', which "
@@ -349,6 +365,70 @@ class RlStage(TrainStage):
                 "contrast; set it near 1"
             )
         return self
+
+    def _check_reward(self) -> None:
+        """What is done to rewards has to reach the advantage."""
+        advantage, replaces = self.advantage, ("cosine_length", "step_reward")
+        charged = self.kl is not None and self.kl.where == "reward"
+        shaped = [s.type for s in self.shaping if s.type != "truncated_mask"]
+        named = "kl.where = 'reward'" if charged else f"shaping '{shaped[0]}'" if shaped else ""
+        if named and not advantage.reads_reward:
+            raise ValueError(
+                f"{named} cannot act with advantage '{advantage.type}', which does not read the "
+                "reward; leave it out, or use another advantage"
+            )
+        if charged and isinstance(advantage, PassAtK):
+            raise ValueError(
+                "kl.where = 'reward' with advantage 'pass_at_k', which asks only whether a reward "
+                "is above 0.5; set kl.where = 'loss'"
+            )
+        if self.control == "shuffled_rewards" and isinstance(advantage, ProcessGroupNorm):
+            raise ValueError(
+                "control = 'shuffled_rewards' with advantage 'process_group_norm', which reads "
+                "steps and not rewards; use another advantage"
+            )
+        if advantage.is_per_token and not self.objective.takes_token_advantages:
+            raise ValueError(
+                f"objective '{self.objective.type}' with advantage '{advantage.type}': it takes "
+                "one advantage for a whole rollout; use 'gspo_token' or 'ppo_clip', or another "
+                "advantage"
+            )
+        if self.dynamic_sampling is None:
+            return
+        if self.samples < 2:
+            raise ValueError(
+                f"dynamic_sampling with samples = {self.samples}: one sample has no contrast; set "
+                "samples to 2 or more, or leave dynamic_sampling out"
+            )
+        if not advantage.reads_reward or any(s in replaces for s in shaped):
+            raise ValueError(
+                "dynamic_sampling looks at the verifier's reward, which is not what trains with "
+                f"advantage '{advantage.type}' and shaping {shaped}; leave dynamic_sampling out"
+            )
+
+    def _check_corrections(self) -> None:
+        """Corrections compare with the policy that sampled, once."""
+        weighting = [c.type for c in self.offpolicy if c.type != "veto"]
+        if isinstance(self.objective, DecoupledPpo):
+            weighting.insert(0, "decoupled_ppo")
+        if len(weighting) > 1:
+            raise ValueError(
+                f"offpolicy: {' and '.join(weighting)} would weigh the same gap twice; keep one of "
+                "them (and 'veto', if you like)"
+            )
+        cuts = {"top_k": self.sampling.top_k, "min_p": self.sampling.min_p}
+        cuts |= {"top_p": 1 - self.sampling.top_p}
+        acting = [name for name, value in cuts.items() if value]
+        if (weighting or self.offpolicy) and acting:
+            raise ValueError(
+                f"sampling.{acting[0]} with {(weighting or ['veto'])[0]!r}: log-probs are those of "
+                "the whole distribution, and rollouts come from a cut one; leave one of them out"
+            )
+
+    @property
+    def num_warmup_steps(self) -> int:
+        """Steps at the start in which the critic alone learns."""
+        return 0 if self.critic is None else self.critic.warmup_steps
 
     @property
     def sequences_together(self) -> int:

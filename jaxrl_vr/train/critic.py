@@ -64,7 +64,12 @@ class Critic:
         """[b, T] float32, the value of the state in which each token is chosen; [b, T] batch."""
         arrays = (batch.tokens, batch.positions, batch.segment_ids)
         hidden = self.model.hidden(params["body"], *arrays)
-        value = jnp.einsum("BTD,D->BT", hidden.astype(jnp.float32), params["value"])
+        value = jnp.einsum(
+            "BTD,D->BT",
+            hidden.astype(jnp.float32),
+            params["value"],
+            precision=jax.lax.Precision.HIGHEST,
+        )
         # hidden[:, t] has seen token t: it is the state in which t + 1 is chosen.
         value = jnp.roll(value, 1, axis=1)
         return jnp.where(batch.mask, value, 0.0)

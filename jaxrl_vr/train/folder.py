@@ -18,7 +18,7 @@ from typing import Any
 
 from jaxrl_vr.checkpoint import Checkpoints
 from jaxrl_vr.config import ConfigError, difference, dump, load
-from jaxrl_vr.train.config import MAY_CHANGE, RunConfig, TrainStage, settled
+from jaxrl_vr.train.config import MAY_CHANGE, RlStage, RunConfig, TrainStage, settled
 from jaxrl_vr.train.evaluate import Evaluation
 
 
@@ -104,7 +104,7 @@ def read_result(folder: Path, stage: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} is damaged ({type(error).__name__}: {error}); put it back, or delete it: the "
-            "stage then goes on from its last checkpoint"
+            "stage then goes on from its last checkpoint (or begins anew, without one)"
         ) from error
 
 
@@ -168,14 +168,20 @@ def _progress(begun: list[str], done: set[str]) -> str:
 
 def _check_steps(old: TrainStage, new: TrainStage) -> None:
     """A stage's length may change on the way, if its learning rates do not hang on it."""
-    schedule = new.optimizer.schedule
-    if old.steps != new.steps and schedule.type != "constant" and schedule.total_steps is None:
-        raise ValueError(
-            f"stages.{new.name}.steps was {old.steps}, now {new.steps}, but its {schedule.type} "
-            "schedule ends with the stage, so past steps would have had other learning rates; set "
-            "it back, or choose another run_dir (with optimizer.schedule.total_steps set, steps "
-            "may change later)"
-        )
+    if old.steps == new.steps:
+        return
+    optimizers = {"optimizer": new.optimizer}
+    if isinstance(new, RlStage) and new.critic is not None:
+        optimizers["critic.optimizer"] = new.critic.optimizer
+    for name, optimizer in optimizers.items():
+        schedule = optimizer.schedule
+        if schedule.type != "constant" and schedule.total_steps is None:
+            raise ValueError(
+                f"stages.{new.name}.steps was {old.steps}, now {new.steps}, but its "
+                f"{schedule.type} schedule ends with the stage, so past steps would have had other "
+                "learning rates; set it back, or choose another run_dir (with "
+                f"{name}.schedule.total_steps set, steps may change later)"
+            )
 
 
 _README = """# A run of jaxrl_vr

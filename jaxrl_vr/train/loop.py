@@ -111,11 +111,12 @@ def run_stage(
             result["time/step_s"] = time.perf_counter() - began
             ctx.writer.write(stage.name, at.step, result)
             ctx.console.step(at.step, result)
-            if result.get("optimizer/skipped"):
-                ctx.console.warn(
-                    f"{stage.name} step {at.step}: loss or gradient was not finite; "
-                    f"{100 * result['optimizer/skipped']:.0f} % of its updates were skipped"
-                )
+            for of, name in (("", "optimizer/skipped"), (" of the critic", "critic/skipped")):
+                if result.get(name):
+                    ctx.console.warn(
+                        f"{stage.name} step {at.step}: loss or gradient{of} was not finite; "
+                        f"{100 * result[name]:.0f} % of its updates were skipped"
+                    )
         _settle(ctx, saved)
     return at.state.trainable, at.evaluations
 
@@ -192,7 +193,7 @@ def _restore(
     target = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), state
     )
-    del state, init
+    del state, init, critic
     state = saved.restore(step, target)
     ctx.console.message(f"resuming {stage.name} at step {step} of {stage.steps}")
     return _Progress(

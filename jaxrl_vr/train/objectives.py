@@ -15,11 +15,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from jaxrl_vr.arrays import Max, Mean, Metrics
+from jaxrl_vr.arrays import Mean, Metrics
 from jaxrl_vr.config import Config
 from jaxrl_vr.losses import policy
+from jaxrl_vr.losses.offpolicy import mismatch_metrics
 from jaxrl_vr.losses.supervised import cross_entropy
 from jaxrl_vr.rollout.batch import Batch
 from jaxrl_vr.train.offpolicy import OffpolicyConfig
@@ -76,6 +77,7 @@ class PolicyObjective(Config):
     has_ratio: ClassVar[bool] = True  # compares with an old policy
     needs_reference: ClassVar[bool] = False
     is_sequence: ClassVar[bool] = False  # one value for a whole rollout, at each of its tokens
+    takes_token_advantages: ClassVar[bool] = True
     clip_fields: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
 
     @property
@@ -100,6 +102,15 @@ class PpoClip(PolicyObjective):
     max_ratio: float | None = Field(default=None, gt=1)
     """INTELLECT-2's two-sided bound: largest ratio that counts on either side; None is none."""
 
+    @model_validator(mode="after")
+    def _check(self) -> PpoClip:
+        if self.max_ratio is not None and self.max_ratio < 1 + self.clip_high:
+            raise ValueError(
+                f"max_ratio = {self.max_ratio} is below 1 + clip_high = {1 + self.clip_high:g}, so "
+                "that clip_high cannot act; raise max_ratio, or lower clip_high"
+            )
+        return self
+
 
 class Reinforce(PolicyObjective):
     """Plain policy gradient: every token's log-prob times its advantage."""
@@ -117,6 +128,7 @@ class Gspo(PolicyObjective):
     loss: ClassVar[Any] = staticmethod(policy.gspo)
     compute: ClassVar[Any] = functools.partial(_sequence, policy.gspo)
     is_sequence: ClassVar[bool] = True
+    takes_token_advantages: ClassVar[bool] = False
     type: Literal["gspo"] = "gspo"
     """Which objective this is."""
     clip_low: float = Field(default=3e-4, ge=0, le=1)
@@ -145,6 +157,7 @@ class Gmpo(PolicyObjective):
     loss: ClassVar[Any] = staticmethod(policy.gmpo)
     compute: ClassVar[Any] = functools.partial(_sequence, policy.gmpo)
     is_sequence: ClassVar[bool] = True
+    takes_token_advantages: ClassVar[bool] = False
     type: Literal["gmpo"] = "gmpo"
     """Which objective this is."""
     clip_low: float = Field(default=0.4, ge=0)
@@ -172,6 +185,7 @@ class OnlineMirrorDescent(PolicyObjective):
     loss: ClassVar[Any] = staticmethod(policy.online_mirror_descent)
     compute: ClassVar[Any] = functools.partial(_sequence, policy.online_mirror_descent)
     is_sequence: ClassVar[bool] = True
+    takes_token_advantages: ClassVar[bool] = False
     clip_fields: ClassVar[tuple[str, ...]] = ("tau",)
     type: Literal["online_mirror_descent"] = "online_mirror_descent"
     """Which objective this is."""
@@ -265,6 +279,7 @@ class Dpo(PolicyObjective):
     compute: ClassVar[Any] = _dpo
     has_ratio: ClassVar[bool] = False
     is_sequence: ClassVar[bool] = True
+    takes_token_advantages: ClassVar[bool] = False
     needs_reference: ClassVar[bool] = True
     type: Literal["dpo"] = "dpo"
     """Which objective this is."""
@@ -325,12 +340,8 @@ def policy_objective(
         for correction, of_it in zip(offpolicy, numbers["offpolicy"], strict=True):
             weight, found = correction.compute(batch, of_it)
             loss, metrics = loss * weight, metrics | found
-        gap = jnp.where(mask, jnp.abs(logp - batch.sampler_logp), 0.0)
-        metrics = metrics | {
-            "policy/entropy": mean(entropy),
-            "mismatch/mean": mean(gap),
-            "mismatch/max": Max(jnp.max(gap)),
-        }
+        metrics = metrics | mismatch_metrics(logp, batch.sampler_logp, mask)
+        metrics["policy/entropy"] = mean(entropy)
         if estimate is not None:
             penalty = estimate(logp, batch)
             metrics["policy/kl"] = mean(penalty)

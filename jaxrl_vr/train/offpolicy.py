@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from jaxrl_vr.arrays import Metrics
 from jaxrl_vr.config import Config
@@ -91,6 +91,11 @@ class SequenceMis(OffpolicyConfig):
     """Largest weight that trains."""
 
 
+def _check_range(low: float, high: float) -> None:
+    if low > high:
+        raise ValueError(f"low = {low} is above high = {high}, so nothing would train; swap them")
+
+
 class GeometricMis(OffpolicyConfig):
     """Masked importance sampling of whole rollouts, by the geometric mean of the ratios."""
 
@@ -103,6 +108,11 @@ class GeometricMis(OffpolicyConfig):
     high: float = Field(default=1.01, gt=0)
     """Largest mean ratio that trains."""
 
+    @model_validator(mode="after")
+    def _check(self) -> GeometricMis:
+        _check_range(self.low, self.high)
+        return self
+
 
 class IcePop(OffpolicyConfig):
     """IcePop: tokens whose ratio is too small or too large do not train."""
@@ -114,6 +124,11 @@ class IcePop(OffpolicyConfig):
     """Smallest ratio that trains."""
     high: float = Field(default=5.0, gt=0)
     """Largest ratio that trains."""
+
+    @model_validator(mode="after")
+    def _check(self) -> IcePop:
+        _check_range(self.low, self.high)
+        return self
 
 
 class Veto(OffpolicyConfig):

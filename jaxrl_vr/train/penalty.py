@@ -16,6 +16,16 @@ from jaxrl_vr.config import Config
 from jaxrl_vr.losses import kl as estimators
 from jaxrl_vr.losses.entropy import adaptive_entropy
 from jaxrl_vr.rollout.batch import Batch
+from jaxrl_vr.train.advantage import compiled
+
+# By the type of a penalty, those that compare with nothing but the reference.
+_ESTIMATORS = {
+    "k1": estimators.k1,
+    "k2": estimators.k2,
+    "k3": estimators.k3,
+    "k1_straight_through": estimators.k1_straight_through,
+    "k3_straight_through": estimators.k3_straight_through,
+}
 
 
 class AdaptiveKl(Config):
@@ -61,23 +71,23 @@ class Kl(Config):
 
     def estimate(self, logp: jax.Array, batch: Batch) -> jax.Array:
         """[b, T] float32, the estimate at each trained token."""
-        function = getattr(estimators, self.type)
-        arrays = (logp, batch.ref_logp, batch.mask)
+        assert batch.ref_logp is not None, "a stage with a KL has a reference"
         if self.type == "unbiased_k3":
-            arrays = (logp, batch.old_logp, *arrays[1:])
-        return function(*arrays)
+            return estimators.unbiased_k3(logp, batch.old_logp, batch.ref_logp, batch.mask)
+        return _ESTIMATORS[self.type](logp, batch.ref_logp, batch.mask)
 
     def of_tokens(self, logp: np.ndarray, ref_logp: np.ndarray) -> np.ndarray:
         """[P, G, T] log-probs -> [P, G, T] float32, the estimates that a reward loses by."""
         P, G, T = logp.shape
-        arrays = (jnp.asarray(a.reshape(P * G, T)) for a in (logp, ref_logp))  # P, G -> B
-        found = np.asarray(getattr(estimators, self.type)(*arrays)).reshape(P, G, T)
+        function = compiled(_ESTIMATORS[self.type])
+        found = np.asarray(function(logp.reshape(P * G, T), ref_logp.reshape(P * G, T)))
+        found = found.reshape(P, G, T)  # B -> P, G
         return np.maximum(found, 0.0) if self.clamp_at_zero else found
 
     def next_coef(self, coef: float, kl_of_rollouts: np.ndarray) -> float:
         """The coefficient after a step whose rollouts had these KLs, in nats."""
-        if self.adaptive is None:
-            return self.coef
+        if self.adaptive is None or not kl_of_rollouts.size:
+            return coef
         found = estimators.adaptive_kl(
             jnp.float32(coef),
             jnp.float32(kl_of_rollouts.mean()),
@@ -89,7 +99,10 @@ class Kl(Config):
 
 
 class AdaptiveEntropy(Config):
-    """Moves the coefficient so that the entropy stays at a target (https://arxiv.org/abs/2505.22312)."""
+    """Moves the coefficient so that the entropy stays at a target.
+
+    Source: Skywork-OR1, https://arxiv.org/abs/2505.22312.
+    """
 
     target: float = Field(default=0.2, gt=0)
     """Entropy to keep, in nats; the bonus acts only below it."""
@@ -104,6 +117,14 @@ class EntropyBonus(Config):
     """Weight of the entropy, in loss per nat; with `adaptive`, the one to start from."""
     adaptive: AdaptiveEntropy | None = None
     """Let `coef` follow a target; None keeps it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> EntropyBonus:
+        if self.coef == 0 and self.adaptive is None:
+            raise ValueError(
+                "coef = 0 cannot act without adaptive; raise it, or leave the table out"
+            )
+        return self
 
     def next_coef(self, coef: float, entropy: float) -> tuple[float, float]:
         """The coefficient after a step of this entropy, and the one that acts in the next step."""

@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_vr.data.mixture import Mixture
@@ -33,14 +32,14 @@ from jaxrl_vr.rollout.groups import (
     with_advantages,
 )
 from jaxrl_vr.sharding import to_host
-from jaxrl_vr.train.advantage import Gae
+from jaxrl_vr.train.advantage import Gae, compiled
 from jaxrl_vr.train.carried import Carried
 from jaxrl_vr.train.config import RlStage
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.critic import critic_learner, critic_state
 from jaxrl_vr.train.evaluate import Evaluation
 from jaxrl_vr.train.loop import Cursor, run_stage, take
-from jaxrl_vr.train.objectives import Dpo, Numbers, policy_objective
+from jaxrl_vr.train.objectives import Dpo, policy_objective
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
 from jaxrl_vr.types import Group, Mean, Metrics
@@ -144,7 +143,7 @@ class _Steps:
             prompts, cursor, dropped = take(mixture, asked, cursor)
             metrics.add(dropped)
             groups += self._collect(state, step, prompts, rounds)
-            num_mixed = int(_is_mixed(samples_of(groups, self._ctx.decode)).sum())
+            num_mixed = int(_is_mixed(self._samples(groups)).sum())
             rounds += 1
         metrics.add({"rollout/rounds": Mean(rounds, 1)})
         return groups, cursor
@@ -189,28 +188,43 @@ class _Steps:
         """Takes the step's optimizer steps, each on its share of the groups."""
         ctx, stage = self._ctx, self._stage
         metrics.add(group_metrics(groups))
-        samples = samples_of(groups, self._ctx.decode)
+        samples = self._samples(groups)
         if stage.control == "shuffled_rewards":
             samples = _shuffled(samples, (ctx.config.stage_seed(stage), step))
+        kept = np.arange(len(groups))
         if stage.dynamic_sampling is not None:
-            groups, samples = _with_contrast(groups, samples, metrics)
+            kept = _with_contrast(samples, metrics)
+            samples = samples.select(kept)
         samples, carried = self._shaped(samples, carried)
         with ctx.phases("update"):
             # Scored before the first update, because the old policy is the one that sampled.
-            every = trajectories(groups, samples, stage.sampling.temperature)
+            every = trajectories([groups[p] for p in kept], samples, stage.sampling.temperature)
             every = self._scored(state, every)
             samples, kl_of_rollouts = self._penalised(every, samples, carried, metrics)
             samples = self._valued(every, samples)
-            adv = stage.advantage(samples)
+            adv = self._advantages(samples)
             check_finite(f"stages.{stage.name} step {step + 1}", samples.reward, adv)
-            every = self._with_returns(with_advantages(every, adv), samples, metrics)
+            every = self._with_returns(with_advantages(every, adv, samples), samples, metrics)
+        of_all = np.zeros((len(groups), *adv.shape[1:]), np.float32)
+        of_all[kept] = adv
         if ctx.config.logging.rollouts:
-            self._log.write(step + 1, groups, ctx.decode, adv)
+            self._log.write(step + 1, groups, ctx.decode, of_all)
         self._watch(groups, adv)
         with ctx.phases("update"):
-            state = self._optimize(state, step, every, carried, metrics)
-            ctx.phases.tokens("update", sum(len(t.token_ids) for t in every))
+            state, num_tokens = self._optimize(state, step, every, carried, metrics)
+            ctx.phases.tokens("update", num_tokens)
+        if step < stage.num_warmup_steps:
+            return state, carried
         return state, carried.after(stage, kl_of_rollouts, metrics.result().get("policy/entropy"))
+
+    def _samples(self, groups: list[Group]) -> Samples:
+        return samples_of(groups, self._ctx.decode, self._stage.sampling.max_new_tokens)
+
+    def _advantages(self, samples: Samples) -> np.ndarray:
+        """[P, G] or [P, G, T]; with dynamic sampling P is any number, and is rounded up."""
+        P = len(samples.reward)
+        padded = samples.padded(_few(P)) if self._stage.dynamic_sampling else samples
+        return self._stage.advantage(padded)[:P]
 
     def _shaped(self, samples: Samples, carried: Carried) -> tuple[Samples, Carried]:
         states = []
@@ -255,10 +269,15 @@ class _Steps:
         """With what values are trained towards."""
         if not isinstance(self._stage.advantage, Gae):
             return every
-        returns = self._stage.advantage.returns(samples)
-        P, G, T = returns.shape
-        arrays = (samples.value, returns, samples.mask & samples.trains[:, :, None])
-        found = explained_variance(*(jnp.asarray(a).reshape(P * G, T) for a in arrays))
+        P, G, T = samples.mask.shape
+        padded = samples.padded(_few(P)) if self._stage.dynamic_sampling else samples
+        returns = self._stage.advantage.returns(padded)[:P]
+        assert samples.value is not None, "a stage with gae has a critic"
+        rows = [
+            np.pad(a.reshape(P * G, T), [(0, _few(P * G) - P * G), (0, 0)])
+            for a in (samples.value, returns, samples.mask & samples.trains[:, :, None])
+        ]
+        found = compiled(explained_variance)(*rows)
         metrics.add({"value/explained_variance": Mean(float(found), 1)})
         return [
             dataclasses.replace(t, returns=r)
@@ -268,20 +287,20 @@ class _Steps:
     def _penalised(
         self, every: list[Trajectory], samples: Samples, carried: Carried, metrics: Accumulator
     ) -> tuple[Samples, np.ndarray]:
-        """The samples charged with their KL, and [P, G] the KL of each rollout in nats."""
+        """The samples charged with their KL, and the KL of each scored rollout in nats."""
         kl = self._stage.kl
         if kl is None:
-            return samples, np.zeros(samples.reward.shape)
+            return samples, np.zeros(0)
         old_logp = [t.logp if t.old_logp is None else t.old_logp for t in every]
         logp = completions(old_logp, every, samples)
         ref_logp = completions([t.ref_logp for t in every], every, samples)
         is_in_reward = kl.where == "reward"
         nats = kl.of_tokens(logp, ref_logp) if is_in_reward else logp - ref_logp
-        nats = np.where(samples.mask & samples.trains[:, :, None], nats, 0.0)
+        nats = np.where(samples.mask & samples.valid[:, :, None], nats, 0.0)
         if is_in_reward:
             samples = dataclasses.replace(samples, penalty=carried.kl * nats)
             metrics.add(_reward_metrics(samples))
-        return samples, nats.sum(2)
+        return samples, nats.sum(2)[samples.valid]
 
     def _optimize(
         self,
@@ -290,39 +309,29 @@ class _Steps:
         every: Sequence[Trajectory],
         carried: Carried,
         metrics: Accumulator,
-    ) -> TrainState:
-        """The step's updates, each on its share of the groups."""
+    ) -> tuple[TrainState, int]:
+        """The step's updates, each on its share of the groups, and the tokens they saw."""
         stage = self._stage
         if isinstance(stage.objective, Dpo):
             every = _pairs(every)
-        if not every:  # no group has a pair
-            return state
         groups = np.unique([t.group for t in every])
         num_updates = min(stage.updates_at(step), len(groups))
-        before = stage.updates_before(step)
-        total = num_updates * stage.epochs
+        num_tokens = 0
         for epoch in range(stage.epochs):
             if epoch > 0:
                 seed = (self._ctx.config.stage_seed(stage), step, epoch)
                 groups = np.random.default_rng(seed).permutation(groups)
             for i in range(num_updates):
+                done = epoch * num_updates + i
                 # Dealt like cards, so that the parts differ by at most a group.
                 chosen = set(groups[i::num_updates].tolist())
-                batch = self._batch([t for t in every if t.group in chosen])
-                done = epoch * num_updates + i
-                if stage.critic is None or step >= stage.critic.warmup_steps:
-                    rate = stage.optimizer.rate(before + done, stage.total_updates)
-                    numbers = carried.numbers(stage)
-                    state, found = self._update(state, batch, numbers, rate)
-                    if done > 0:
-                        # After the first update sampler and learner hold different weights.
-                        found = {k: v for k, v in found.items() if not k.startswith("mismatch/")}
+                part = [t for t in every if t.group in chosen]
+                if any(t.num_trained for t in part):
+                    state, found = self._update(state, step, done, self._batch(part), carried)
                     metrics.add(found)
-                if stage.critic is not None:
-                    state, found = self._update_critic(state, batch, before + done)
-                    metrics.add(found)
-                self._ctx.console.phase("update", done + 1, total)
-        return state
+                    num_tokens += sum(len(t.token_ids) for t in part)
+                self._ctx.console.phase("update", done + 1, stage.epochs * num_updates)
+        return state, num_tokens
 
     def _batch(self, part: list[Trajectory]) -> Batch:
         """The batch of one optimizer step."""
@@ -332,30 +341,40 @@ class _Steps:
         # What counts once is a rollout, or a pair of them in one row.
         lengths = np.array([t.num_trained for t in part]).reshape(-1, together).sum(1)
         group = np.unique([t.group for t in part[::together]], return_inverse=True)[1]
-        weight = np.repeat(stage.weights(lengths, group, limit), together)
+        # Of few sizes, so that few programs are compiled; what has no tokens does not count.
+        more = (0, _few(len(lengths)) - len(lengths))
+        weight = stage.weights(np.pad(lengths, more), np.pad(group, more), limit)
+        weight = np.repeat(weight[: len(lengths)], together)
         return self._learner.place(build(part, weight, self._shape, together=together))
 
     def _update(
-        self, state: TrainState, batch: Batch, numbers: Numbers, rate: float
+        self, state: TrainState, step: int, done: int, batch: Batch, carried: Carried
     ) -> tuple[TrainState, Metrics]:
-        rates = Rates(rate, self._stage.optimizer.max_grad_norm)
-        policy = dataclasses.replace(state, critic=None)
-        policy, found = self._learner.update(policy, batch, numbers, rates)
-        return dataclasses.replace(policy, critic=state.critic), jax.device_get(found)
-
-    def _update_critic(
-        self, state: TrainState, batch: Batch, done: int
-    ) -> tuple[TrainState, Metrics]:
-        config = self._stage.critic
-        assert config is not None and self._critic is not None
-        rate = config.optimizer.rate(done, self._stage.total_updates)
-        rates = Rates(rate, config.optimizer.max_grad_norm)
-        critic, found = self._critic.update(state.critic, batch, config.numbers, rates)
-        renamed = {
-            k if k.startswith("value/") else f"critic/{k.partition('/')[2]}": v
-            for k, v in jax.device_get(found).items()
-        }
-        return dataclasses.replace(state, critic=critic), renamed
+        """One optimizer step of the policy, and one of the critic."""
+        stage, critic = self._stage, state.critic
+        metrics: Metrics = {}
+        if step >= stage.num_warmup_steps:
+            # The policy's schedule begins when the policy does.
+            before = stage.updates_before(stage.num_warmup_steps)
+            index = stage.updates_before(step) - before + done
+            rate = stage.optimizer.rate(index, stage.total_updates - before)
+            rates = Rates(rate, stage.optimizer.max_grad_norm)
+            policy = dataclasses.replace(state, critic=None)
+            state, found = self._learner.update(policy, batch, carried.numbers(stage), rates)
+            metrics |= jax.device_get(found)
+            if done > 0:
+                # After the first update sampler and learner hold different weights.
+                metrics = {k: v for k, v in metrics.items() if not k.startswith("mismatch/")}
+        if stage.critic is not None and self._critic is not None:
+            index = stage.updates_before(step) + done
+            rate = stage.critic.optimizer.rate(index, stage.total_updates)
+            rates = Rates(rate, stage.critic.optimizer.max_grad_norm)
+            critic, found = self._critic.update(critic, batch, stage.critic.numbers, rates)
+            metrics |= {
+                k if k.startswith("value/") else f"critic/{k.partition('/')[2]}": v
+                for k, v in jax.device_get(found).items()
+            }
+        return dataclasses.replace(state, critic=critic), metrics
 
     def _watch(self, groups: Sequence[Group], adv: np.ndarray) -> None:
         """Says so when answers cannot be scored, or nothing was learned for many steps."""
@@ -385,32 +404,38 @@ def _pairs(every: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for group in sorted(chosen) for t in (chosen[group], rejected[group])]
 
 
+def _few(n: int) -> int:
+    """The next power of two: of few sizes few programs are compiled."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def _is_mixed(samples: Samples) -> np.ndarray:
     """[P] bool, whether a group has rewards that differ."""
-    return np.asarray(has_contrast(jnp.asarray(samples.reward), jnp.asarray(samples.valid)))
+    P = len(samples.reward)
+    padded = samples.padded(_few(P))
+    return np.asarray(compiled(has_contrast)(padded.reward, padded.valid))[:P]
 
 
-def _with_contrast(
-    groups: list[Group], samples: Samples, metrics: Accumulator
-) -> tuple[list[Group], Samples]:
-    """The groups that have a gradient."""
+def _with_contrast(samples: Samples, metrics: Accumulator) -> np.ndarray:
+    """Indices of the groups that have a gradient."""
     is_mixed = _is_mixed(samples)
-    metrics.add({"group/kept": Mean(int(is_mixed.sum()), len(groups))})
-    if not is_mixed.any():  # a step that changes little, as without dynamic sampling
-        return groups, samples
-    kept = [group for group, mixed in zip(groups, is_mixed, strict=True) if mixed]
-    return kept, samples.select(is_mixed)
+    metrics.add({"group/kept": Mean(int(is_mixed.sum()), len(is_mixed))})
+    # Without any, a step that changes little, as without dynamic sampling.
+    return np.flatnonzero(is_mixed) if is_mixed.any() else np.arange(len(is_mixed))
 
 
 def _shuffled(samples: Samples, seed: tuple[int, int]) -> Samples:
-    """Rewards dealt anew over the whole batch."""
+    """What verifiers said, dealt anew over the whole batch."""
     order = np.random.default_rng(seed).permutation(samples.reward.size)
 
     def deal(array: np.ndarray) -> np.ndarray:
-        return array.reshape(-1)[order].reshape(array.shape)
+        rows = array.reshape(order.size, *array.shape[2:])  # P, G -> B
+        return rows[order].reshape(array.shape)
 
-    names = ("reward", "valid", "trains")
-    return dataclasses.replace(samples, **{name: deal(getattr(samples, name)) for name in names})
+    names = ("reward", "valid", "trains", "is_right")
+    dealt = {name: deal(getattr(samples, name)) for name in names}
+    components = {name: deal(array) for name, array in samples.components.items()}
+    return dataclasses.replace(samples, **dealt, components=components)
 
 
 def _reward_metrics(samples: Samples) -> Metrics:

@@ -99,14 +99,19 @@ def check(config: RunConfig) -> list[str]:
     done = check_folder(config, Path(config.run_dir))
     with Pool(config.verifiers) as pool:
         check_verifiers(config, pool)
-    if isinstance(config.model, PretrainedModel) and not Path(config.model.path).is_dir():
+    if isinstance(config.model, PretrainedModel) and hf.is_hub_id(config.model.path):
         return [
-            f"model.path = {config.model.path!r} is no folder here, so that neither lengths nor "
-            "data were checked"
+            f"model.path = {config.model.path!r} is no folder here but may be on the hub, so "
+            "nothing that depends on the model was checked: sizes, init, data"
         ]
     _, built = build(config)
-    _check_stages(config, built, done)
-    return []
+    left_out = [s for s in config.stages if s.name not in done and hf.is_hub_id(s.init)]
+    _check_stages(config, built, [*done, *(s.name for s in left_out)])
+    return [
+        f"stages.{stage.name}.init = {stage.init!r} is no folder here but may be on the hub, so the "
+        "stage was not checked"
+        for stage in left_out
+    ]
 
 
 def build(config: RunConfig) -> tuple[jax.sharding.Mesh, Built]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated, Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 from pydantic import Field, PositiveInt
 
@@ -16,6 +15,7 @@ from jaxrl_vr.config import Config
 from jaxrl_vr.losses import shaping
 from jaxrl_vr.losses.steps import step_mean, step_min, step_product
 from jaxrl_vr.rollout.groups import Samples
+from jaxrl_vr.train.advantage import compiled
 
 State = dict[str, Any]  # what a shaping keeps from step to step, for JSON
 
@@ -34,8 +34,8 @@ class OverlongPenalty(Config):
 
     def __call__(self, samples: Samples, limit: int, state: State) -> tuple[Samples, State]:
         """The samples with their rewards shaped."""
-        added = shaping.overlong_penalty(
-            jnp.asarray(samples.length),
+        added = compiled(shaping.overlong_penalty)(
+            samples.length,
             max_length=self.max_length or limit,
             buffer=self.buffer,
             penalty=self.penalty,
@@ -73,7 +73,7 @@ class KimiLength(Config):
         is_on = bool(state.get("is_on")) or bool(accuracy >= self.from_accuracy)
         if is_on:
             arrays = (samples.length, samples.is_right, samples.valid)
-            added = np.asarray(shaping.kimi_length_reward(*map(jnp.asarray, arrays)))
+            added = np.asarray(compiled(shaping.kimi_length_reward)(*arrays))
             samples = _with(samples, samples.reward + self.coef * added)
         return samples, {"is_on": is_on}
 
@@ -99,9 +99,9 @@ class CosineLength(Config):
     def __call__(self, samples: Samples, limit: int, state: State) -> tuple[Samples, State]:
         """The samples with rewards by length."""
         numbers = self.model_dump(exclude={"type", "max_length"})
-        reward = shaping.cosine_length_reward(
-            jnp.asarray(samples.length),
-            jnp.asarray(samples.is_right),
+        reward = compiled(shaping.cosine_length_reward)(
+            samples.length,
+            samples.is_right,
             max_length=self.max_length or limit,
             **numbers,
         )
@@ -113,13 +113,13 @@ class StopProperly(Config):
 
     type: Literal["stop_properly"] = "stop_properly"
     """Which shaping this is."""
-    scale: float = Field(default=0.0, le=1)
+    scale: float = Field(default=0.0, ge=0, le=1)
     """What is left of the reward of a cut answer."""
 
     def __call__(self, samples: Samples, limit: int, state: State) -> tuple[Samples, State]:
         """The samples with their rewards shaped."""
-        arrays = (jnp.asarray(samples.reward), jnp.asarray(samples.is_truncated))
-        reward = shaping.stop_properly_penalty(*arrays, scale=self.scale)
+        arrays = (samples.reward, samples.is_truncated)
+        reward = compiled(shaping.stop_properly_penalty)(*arrays, scale=self.scale)
         return _with(samples, np.asarray(reward)), state
 
 
@@ -135,10 +135,8 @@ class FormatGate(Config):
 
     def __call__(self, samples: Samples, limit: int, state: State) -> tuple[Samples, State]:
         """The samples with their rewards shaped."""
-        has_format = jnp.asarray(samples.component(self.component) > 0)
-        reward = shaping.format_gate(
-            jnp.asarray(samples.reward), has_format, otherwise=self.otherwise
-        )
+        has_format = samples.component(self.component) > 0
+        reward = compiled(shaping.format_gate)(samples.reward, has_format, otherwise=self.otherwise)
         return _with(samples, np.asarray(reward)), state
 
 
@@ -155,7 +153,7 @@ class LanguageConsistency(Config):
     def __call__(self, samples: Samples, limit: int, state: State) -> tuple[Samples, State]:
         """The samples with their rewards shaped."""
         arrays = (samples.reward, samples.component(self.component))
-        reward = shaping.language_consistency(*map(jnp.asarray, arrays), coef=self.coef)
+        reward = compiled(shaping.language_consistency)(*arrays, coef=self.coef)
         return _with(samples, np.asarray(reward)), state
 
 
@@ -172,7 +170,7 @@ class StepReward(Config):
         P, G, S = samples.step_value.shape
         arrays = (samples.step_value.reshape(P * G, S), samples.step_mask.reshape(P * G, S))
         functions = {"min": step_min, "product": step_product, "mean": step_mean}
-        reward = functions[self.reduce](*map(jnp.asarray, arrays))
+        reward = compiled(functions[self.reduce])(*arrays)
         return _with(samples, np.asarray(reward).reshape(P, G)), state
 
 

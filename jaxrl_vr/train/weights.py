@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-import jax.numpy as jnp
 import numpy as np
 from pydantic import Field, PositiveInt
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.losses import weights
+from jaxrl_vr.train.advantage import compiled
 
 
 class TokenMean(Config):
@@ -24,7 +24,7 @@ class TokenMean(Config):
 
     def __call__(self, length: np.ndarray, group: np.ndarray, max_length: int) -> np.ndarray:
         """[B] trained tokens and group of each rollout -> [B] weight of its tokens."""
-        return np.asarray(weights.token_mean(jnp.asarray(length)))
+        return np.asarray(compiled(weights.token_mean)(length))
 
 
 class SequenceMean(Config):
@@ -36,7 +36,7 @@ class SequenceMean(Config):
 
     def __call__(self, length: np.ndarray, group: np.ndarray, max_length: int) -> np.ndarray:
         """[B] trained tokens and group of each rollout -> [B] weight of its tokens."""
-        return np.asarray(weights.sequence_mean(jnp.asarray(length)))
+        return np.asarray(compiled(weights.sequence_mean)(length))
 
 
 class SequenceSum(Config):
@@ -48,7 +48,7 @@ class SequenceSum(Config):
 
     def __call__(self, length: np.ndarray, group: np.ndarray, max_length: int) -> np.ndarray:
         """[B] trained tokens and group of each rollout -> [B] weight of its tokens."""
-        return np.asarray(weights.sequence_sum(jnp.asarray(length)))
+        return np.asarray(compiled(weights.sequence_sum)(length))
 
 
 class PromptMean(Config):
@@ -60,7 +60,7 @@ class PromptMean(Config):
 
     def __call__(self, length: np.ndarray, group: np.ndarray, max_length: int) -> np.ndarray:
         """[B] trained tokens and group of each rollout -> [B] weight of its tokens."""
-        return np.asarray(weights.prompt_mean(jnp.asarray(length), jnp.asarray(group)))
+        return np.asarray(compiled(weights.prompt_mean)(length, group))
 
 
 class ConstantLength(Config):
@@ -75,7 +75,7 @@ class ConstantLength(Config):
     def __call__(self, length: np.ndarray, group: np.ndarray, max_length: int) -> np.ndarray:
         """[B] trained tokens and group of each rollout -> [B] weight of its tokens."""
         constant = self.max_length or max_length
-        return np.asarray(weights.constant_length(jnp.asarray(length), max_length=constant))
+        return np.asarray(compiled(weights.constant_length)(length, max_length=constant))
 
 
 Weights = Annotated[

@@ -156,7 +156,7 @@ def test_dropped_draws_count_what_endless_sources_left_out():
     again = [sum(1 for _ in redraws(i)) for i in range(drawn)]
     assert mix.dropped_draws == sum(again) == mix.dropped["e"] > 0.3 * drawn
     before = mix.dropped_draws
-    mix.shard(0, 1).take(200, mix.start())
+    mix.take(200, mix.start())
     assert mix.dropped_draws == 2 * before
 
 

@@ -58,7 +58,7 @@ def test_samples():
         "is_truncated": np.array([[0, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0]], bool),
         "is_right": np.array([[1, 0, 0], [1, 1, 1], [0, 0, 0], [0, 1, 0]], bool),
     }
-    found = samples_of(GROUPS, decode)
+    found = samples_of(GROUPS, decode, 9)
     assert set(vars(found)) == {
         *expected,
         *("components", "mask", "penalty", "value", "step_value", "step_end", "step_mask"),
@@ -75,17 +75,26 @@ def test_samples():
         np.testing.assert_array_equal(chosen.mask.sum(2), chosen.length)
 
 
+def test_groups_behind_to_come_to_few_sizes():
+    found = samples_of(GROUPS, decode, 9).padded(8)
+    assert found.reward.shape == (8, 3) and found.mask.shape == (8, 3, 9)
+    assert not found.valid[4:].any() and not found.mask[4:].any() and not found.trains[4:].any()
+    np.testing.assert_array_equal(found.reward[:4], samples_of(GROUPS, decode, 9).reward)
+
+
 def test_components_of_scores():
     def scored(**components):
         return dataclasses.replace(rollout(2, "right"), score=Score(1.0, "right", components))
 
     groups = [group(scored(format=1.0), scored(format=0.5, brief=0.25)), group(scored(), scored())]
-    found = samples_of(groups, decode)
+    found = samples_of(groups, decode, 9)
     np.testing.assert_array_equal(found.component("format"), [[1, 0.5], [0, 0]])
     np.testing.assert_array_equal(found.component("brief"), [[0, 0.25], [0, 0]])
     np.testing.assert_array_equal(found.select(np.array([1])).component("brief"), [[0, 0]])
     with pytest.raises(ValueError, match=r"'from'.* only \['brief', 'format'\]"):
         found.component("from")
+    # A step in which nothing could be judged is no fault of the config.
+    np.testing.assert_array_equal(samples_of(GROUPS, decode, 9).component("any"), np.zeros((4, 3)))
 
 
 def test_group_metrics_by_hand():
@@ -145,15 +154,15 @@ def test_steps_end_at_the_token_that_completes_their_text():
 
     # Two characters a token: 1 to 2 are the first token, 3 to 4 the second, and so on.
     groups = [group(scored(4, (1, 0.5), (2, 1.0), (3, 0.0), (8, 0.25)), scored(2, (99, 1.0)))]
-    found = samples_of(groups, decode)
+    found = samples_of(groups, decode, 9)
     np.testing.assert_array_equal(found.step_end, [[[0, 0, 1, 3], [1, 0, 0, 0]]])
     np.testing.assert_array_equal(found.step_value[0, 0], [0.5, 1, 0, 0.25])
     np.testing.assert_array_equal(found.step_mask.sum(2), [[4, 1]])
-    assert samples_of(GROUPS, decode).step_mask.shape == (4, 3, 0)
+    assert samples_of(GROUPS, decode, 9).step_mask.shape == (4, 3, 0)
 
 
 def test_trajectories():
-    found = trajectories(GROUPS, samples_of(GROUPS, decode), 0.7)
+    found = trajectories(GROUPS, samples_of(GROUPS, decode, 9), 0.7)
     assert [t.group for t in found] == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
     assert {t.temperature for t in found} == {0.7}
     assert {t.num_prompt for t in found} == {2}
@@ -171,32 +180,35 @@ def test_trajectories():
 def test_only_sampled_tokens_of_rollouts_that_train_do():
     source = ("sampled", "forced", "observation", "sampled")
     groups = [group(rollout(4, "right", source=source), rollout(1, "wrong"))]
-    samples = samples_of(groups, decode)
+    samples = samples_of(groups, decode, 9)
     found = trajectories(groups, samples, 1.0)
     np.testing.assert_array_equal(found[0].mask, [False, False, True, False, False, True])
     samples = dataclasses.replace(samples, trains=np.array([[False, True]]))
-    assert [t.num_trained for t in trajectories(groups, samples, 1.0)] == [0, 1]
+    # Those that do not train are compared with a reference all the same.
+    every = trajectories(groups, samples, 1.0)
+    assert [t.num_trained for t in every] == [2, 1]
+    assert [t.num_trained for t in with_advantages(every, np.ones((1, 2)), samples)] == [0, 1]
 
 
 def test_advantages_of_rollouts_and_of_tokens():
     groups = [group(rollout(4, "right"), rollout(1, "wrong"))]
-    samples = samples_of(groups, decode)
+    samples = samples_of(groups, decode, 9)
     every = trajectories(groups, samples, 1.0)
-    found = with_advantages(every, np.float32([[0.5, -0.5]]))
+    found = with_advantages(every, np.float32([[0.5, -0.5]]), samples)
     assert [t.adv for t in found] == [0.5, -0.5]
-    adv = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
-    found = with_advantages(every, adv)
+    adv = np.arange(18, dtype=np.float32).reshape(1, 2, 9)
+    found = with_advantages(every, adv, samples)
     # Two prompt tokens, then one for each completion token; what is behind is padding.
     np.testing.assert_array_equal(found[0].adv, [0, 0, 0, 1, 2, 3])
-    np.testing.assert_array_equal(found[1].adv, [0, 0, 4])
+    np.testing.assert_array_equal(found[1].adv, [0, 0, 9])
     back = completions([t.adv for t in found], found, samples)
-    np.testing.assert_array_equal(back, [[[0, 1, 2, 3], [4, 0, 0, 0]]])
+    np.testing.assert_array_equal(back[0], [[0, 1, 2, 3] + [0] * 5, [9] + [0] * 8])
 
 
 @pytest.mark.parametrize("temperature, expected", [(0.0, 1.0), (1.5, 1.5)], ids=["greedy", "warm"])
 def test_greedy_log_probs_are_those_of_temperature_one(temperature, expected):
     groups = [group(rollout(1, "right"), rollout(1, "wrong"))]
-    found = trajectories(groups, samples_of(groups, decode), temperature)
+    found = trajectories(groups, samples_of(groups, decode, 9), temperature)
     assert {t.temperature for t in found} == {expected}
 
 

@@ -8,9 +8,9 @@ import pytest
 import reference
 from pydantic import TypeAdapter, ValidationError
 
-from jaxrl_vr.losses import advantages, shaping
+from jaxrl_vr.losses import advantages, returns, shaping
 from jaxrl_vr.rollout.groups import Samples
-from jaxrl_vr.train.advantage import Advantage
+from jaxrl_vr.train.advantage import Advantage, compiled
 from jaxrl_vr.train.objectives import PolicyUnion
 from jaxrl_vr.train.offpolicy import Offpolicy
 from jaxrl_vr.train.shaping import Shaping
@@ -164,8 +164,8 @@ def test_process_group_norm_by_hand():
     np.testing.assert_allclose(found[0, 0, :2], [1.1547, 0.5774], atol=1e-4)
     np.testing.assert_allclose(found[0, 1, :5], [-1.1547] + 4 * [0.5774], atol=1e-4)
     assert not found[0, 0, 2:].any()
-    with pytest.raises(ValueError, match="the verifier scores no steps"):
-        choice(samples(step_mask=np.zeros((3, 4, 2), bool)))
+    # A step in which nothing could be judged.
+    assert not choice(samples(step_mask=np.zeros((3, 4, 2), bool))).any()
 
 
 def test_preference_pairs_by_hand():
@@ -261,9 +261,36 @@ def test_cosine_stop_format_and_language():
     np.testing.assert_allclose(found.reward, np.where(VALID, REWARD * 1.25, REWARD))
 
 
+def test_what_does_not_train_is_not_in_the_statistics():
+    # With and without it: the others keep their advantages.
+    some = VALID.copy()
+    some[0, 1] = False
+    mask = np.arange(6) < COMPLETION[:, :, None]
+    value = np.where(some[:, :, None] & mask, 0.25, 0.0).astype(np.float32)
+    for fields in ({"type": "gae"}, {"type": "reinforce_plus_plus"}):
+        found = choose(Advantage, **fields)(samples(trains=some, value=value))
+        trained = mask & some[:, :, None]
+        assert not found[~trained].any()
+        assert found[trained].mean() == pytest.approx(0, abs=1e-5)
+        assert found[trained].std() == pytest.approx(1, abs=1e-3)
+
+
+def test_few_programs_for_steps_of_any_length():
+    choice = choose(Advantage, type="gae")
+    choice(samples())
+    before = compiled(returns.gae)._cache_size()
+    for length in range(1, 6):
+        other = np.minimum(COMPLETION, length)
+        choice(samples(mask=np.arange(6) < other[:, :, None]))
+    assert compiled(returns.gae)._cache_size() == before
+
+
 @pytest.mark.parametrize(
     "union, fields",
     [
+        (Shaping, {"type": "stop_properly", "scale": -0.5}),
+        (PolicyUnion, {"type": "ppo_clip", "max_ratio": 1.1}),
+        (Offpolicy, {"type": "icepop", "low": 2.0, "high": 1.0}),
         (Advantage, {"type": "group_norm", "ddof": 2}),
         (Advantage, {"type": "group_norm", "eps": -1.0}),
         (Advantage, {"type": "group_center", "eps": 1.0}),
