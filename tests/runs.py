@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+PRESETS = ROOT / "configs" / "presets"
 
 TINY = """
 run_dir = "runs/tiny"
@@ -73,6 +74,11 @@ type = "eval"
 name = "after"
 tasks = ["sums"]
 """
+
+
+def config_files(path):
+    """The files that make a run of a shipped config: a preset is laid over the quickstart."""
+    return [ROOT / "configs" / "quickstart.toml", path] if path.parent == PRESETS else [path]
 
 
 def command(*args):

@@ -7,7 +7,7 @@ import shlex
 import jax
 import pytest
 from inprocess import call, train
-from runs import ROOT
+from runs import ROOT, config_files
 
 from jaxrl_vr.checkpoint import load_arrays, parameter_hash
 from jaxrl_vr.config import dump, load
@@ -44,21 +44,22 @@ def test_header_says_command_hardware_time_and_result(path, capsys):
     # The command is one that works, from the root of the project.
     program, command, *args = shlex.split(lines[0])
     assert (program, command) == ("jaxrl-vr", "train")
-    assert (ROOT / args[0]).resolve() == path
+    files = [(ROOT / arg).resolve() for arg in args if "=" not in arg]
+    assert files == config_files(path)
     for what in ("Hardware:", "Time:", "Expected:"):
         said = [line.removeprefix(what).strip() for line in lines if line.startswith(what)]
         assert len(said) == 1 and said[0], what
-    call(capsys, "train", ROOT / args[0], *args[1:], "--dry-run")
+    call(capsys, "train", *files, *args[len(files) :], "--dry-run")
 
 
 def test_resolved_config_loads_back(path, tmp_path):
-    config = load(RunConfig, [path])
+    config = load(RunConfig, config_files(path))
     (tmp_path / "resolved.toml").write_text(dump(config))
     assert load(RunConfig, [tmp_path / "resolved.toml"]) == config
 
 
 def test_arithmetic_tells_every_training_stage(path):
-    config = load(RunConfig, [path])
+    config = load(RunConfig, config_files(path))
     shown = arithmetic(config)
     for stage in config.stages:
         assert (f"stage {stage.name} (" in shown) == isinstance(stage, TrainStage)
