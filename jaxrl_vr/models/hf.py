@@ -62,12 +62,18 @@ def locate(path_or_id: str | Path, *, revision: str | None = None) -> Path:
                 "folder; leave revision out"
             )
         return path
-    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path_or_id)):
+    if not is_hub_id(path_or_id):
         raise ValueError(
             f"model {str(path_or_id)!r}: no such folder, and it is not a hub id either (those "
             "read organisation/name); correct the path"
         )
     return _download(str(path_or_id), revision)
+
+
+def is_hub_id(path_or_id: str | Path) -> bool:
+    """Whether `locate` would ask the hub, because there is no such folder here."""
+    is_here = Path(path_or_id).expanduser().exists()
+    return not is_here and re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(path_or_id)) is not None
 
 
 def _download(hub_id: str, revision: str | None) -> Path:

@@ -108,8 +108,8 @@ def check(config: RunConfig) -> list[str]:
     left_out = [s for s in config.stages if s.name not in done and hf.is_hub_id(s.init)]
     _check_stages(config, built, [*done, *(s.name for s in left_out)])
     return [
-        f"stages.{stage.name}.init = {stage.init!r} is no folder here but may be on the hub, so the "
-        "stage was not checked"
+        f"stages.{stage.name}.init = {stage.init!r} is no folder here but may be on the hub, so "
+        "the stage was not checked"
         for stage in left_out
     ]
 
