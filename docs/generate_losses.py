@@ -373,9 +373,13 @@ def _snake(name: str) -> str:
 
 
 def presets(folder: Path = ROOT / "configs" / "presets") -> dict[str, list[Config]]:
-    """Name of a preset -> all config models in it, those with defaults included."""
-    files = sorted(folder.glob("*.toml"))
-    return {file.stem: list(_models(load(RunConfig, [file]))) for file in files}
+    """Name of a preset -> all config models of its stage, those with defaults included."""
+    found = {}
+    for file in sorted(folder.glob("*.toml")):
+        # A preset is an algorithm alone; the quickstart is a run to lay it over.
+        run = load(RunConfig, [ROOT / "configs" / "quickstart.toml", file])
+        found[file.stem] = list(_models(next(s for s in run.stages if s.name == "rl")))
+    return found
 
 
 def _models(value: Any) -> Iterator[Config]:
