@@ -22,6 +22,7 @@ __all__ = [
     "Min",
     "at_least_float32",
     "check",
+    "constant_of",
     "merge_metrics",
     "pytree_dataclass",
 ]
@@ -75,6 +76,18 @@ def at_least_float32(x: Any) -> jax.Array:
     """An array as floats that sums can be taken in: float64 stays, all else becomes float32."""
     x = jnp.asarray(x)
     return x if x.dtype == jnp.float64 else x.astype(jnp.float32)
+
+
+def constant_of(value: float, dtype: Any, *arrays: jax.Array) -> jax.Array:
+    """A scalar that the type checker of `jax.shard_map` takes for a function of all the arrays.
+
+    Inside `shard_map` a type says over which mesh axes a value differs. A loop wants the types of
+    what it begins and ends with to be the same, and a custom derivative those of input and
+    cotangent; a plain constant has the type of one that differs nowhere. XLA drops the select.
+    """
+    is_real = [jnp.any(array == array) for array in arrays]
+    same = jnp.asarray(value, dtype)
+    return jnp.where(jnp.any(jnp.stack(is_real)), same, same)
 
 
 def merge_metrics(a: Metrics, b: Metrics) -> Metrics:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_vr.arrays import Max, Mean, Min, check, merge_metrics, pytree_dataclass
+from jaxrl_vr.arrays import Max, Mean, Min, check, constant_of, merge_metrics, pytree_dataclass
 
 
 def test_check_returns_sizes():
@@ -69,3 +69,26 @@ def test_merge_metrics():
 def test_metrics_of_two_kinds_under_one_name():
     with pytest.raises(ValueError, match="metrics of two kinds under one name"):
         merge_metrics({"a": Mean(1.0, 2)}, {"a": Max(1.0)})
+
+
+def test_constant_of_makes_the_two_ends_of_a_loop_alike_in_shard_map():
+    mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+
+    def count(x):  # from a plain 0 this loop is an error
+        start = constant_of(0, x.dtype, x)
+        return jax.lax.fori_loop(0, 3, lambda _, n: n + x[0], start)[None]
+
+    spec = jax.P("data")
+    found = jax.jit(jax.shard_map(count, mesh=mesh, in_specs=spec, out_specs=spec))(jnp.arange(8))
+    assert found.tolist() == [0, 3, 6, 9, 12, 15, 18, 21]
+
+
+def test_constant_of_costs_nothing_and_is_the_value_for_any_array():
+    def scaled(x):
+        return x * constant_of(1, x.dtype, x)
+
+    x = jnp.array([jnp.nan, jnp.inf, -0.0, 2.0])
+    np.testing.assert_array_equal(jax.jit(scaled)(x), x)
+    assert float(constant_of(3, jnp.float32, x[:1], x[:0])) == 3.0
+    compiled = jax.jit(scaled).lower(x).compile().as_text()
+    assert not any(op in compiled for op in ("multiply", "select", "compare", "reduce"))

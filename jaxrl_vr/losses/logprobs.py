@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_vr.arrays import check
+from jaxrl_vr.arrays import check, constant_of
 
 # Logits of one chunk: 2**24 float32 values are 64 MiB, small beside a model, and still hundreds
 # of tokens at a vocabulary of 50,000, enough to keep a matrix unit busy.
@@ -129,7 +129,14 @@ def token_logprobs(
     order = jnp.pad(order, ((0, 0), (0, -part % chunk)), constant_values=part)
     filled = [jax.vmap(_take_or_zero)(a, order) for a in split]
     filled[2] = jnp.where(filled[3], filled[2], 1.0)  # padding divides by it
-    outputs: Any = _chunked(filled[0], head, *filled[1:], chunk)
+    # In shard_map the head is the same on every device, and its gradient, as all that `_chunked`
+    # returns, differs like the tokens: as a product with such a 1 it has the gradient's type, and
+    # JAX adds the gradients of the devices up.
+    differing = jax.lax.stop_gradient((*filled, head))
+    hidden, head, temperature = (
+        x * constant_of(1, x.dtype, *differing) for x in (filled[0], head, filled[2])
+    )
+    outputs: Any = _chunked(hidden, head, filled[1], temperature, filled[3], chunk)
     back = jnp.zeros((shards, part), jnp.float32)
     logp, entropy = (jax.vmap(_put_or_drop)(back, order, a).reshape(-1) for a in outputs)
     return logp, entropy
@@ -185,7 +192,7 @@ def _chunked(
             logp = _at_token(above, token) - logsumexp
             return jnp.where(is_wanted, logp, 0.0), jnp.where(is_wanted, entropy, 0.0)
 
-        zeros = jnp.zeros(token.shape, jnp.float32)
+        zeros = jnp.zeros_like(temperature, jnp.float32)
         return jax.lax.cond(jnp.any(is_wanted), compute, lambda: (zeros, zeros))
 
     shards = hidden.shape[0]
@@ -237,7 +244,7 @@ def _backward(chunk, saved, cotangents):
 
     inputs = _split((hidden, token, temperature, is_wanted, *cotangents), chunk)
     # A sum for each shard, so that devices add theirs up once and not for every chunk.
-    nothing = jnp.zeros((shards, *head.shape), jnp.float32)
+    nothing = jnp.broadcast_to(jnp.zeros_like(head, jnp.float32)[None], (shards, *head.shape))
     head_grad, hidden_grad = jax.lax.scan(one, nothing, inputs)
     head_grad = jnp.sum(head_grad, axis=0).astype(head.dtype)
     return _join(hidden_grad, shards), head_grad, None, jnp.zeros_like(temperature), None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_vr.arrays import Mean, Metrics, at_least_float32, check
+from jaxrl_vr.arrays import Mean, Metrics, at_least_float32, check, constant_of
 from jaxrl_vr.losses.ratios import bounded_exp, masked, masked_log_ratio, per_token, ratio_metrics
 from jaxrl_vr.losses.segments import segment_mean
 
@@ -310,7 +310,7 @@ def _top(
         is_low_enough = jnp.sum(among & (key >= (found | bit))) >= num
         return jnp.where(is_low_enough, found | bit, found), bit >> 1
 
-    start = (jnp.zeros((), unsigned), sign)
+    start = (constant_of(0, unsigned, among, key, num), sign)
     found, _ = jax.lax.fori_loop(0, jnp.iinfo(unsigned).bits, next_bit, start)
     bits = jnp.where((found & sign) != 0, found ^ sign, ~found)
     largest = jax.lax.bitcast_convert_type(bits, x.dtype)

@@ -484,6 +484,28 @@ def test_sharded_equals_plain(name):
     assert_close(value(name, placed), value(name, arrays), rtol=1e-5, atol=1e-6)
 
 
+@once
+def test_in_shard_map_equals_each_device_s_part(name):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    case, arrays = CASES[name], draw_all(name, 0)
+    is_split = {key: x.shape[0] % 8 == 0 for key, x in arrays.items()}
+
+    def part(arrays):
+        out = case.call(arrays, case.numbers)
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], out)  # to stand side by side
+
+    specs = {key: jax.P("data") if split else jax.P() for key, split in is_split.items()}
+    if not any(is_split.values()):
+        pytest.skip("no array has rows for 8 devices")
+    mapped = jax.shard_map(part, mesh=mesh, in_specs=(specs,), out_specs=jax.P("data"))
+    found = jax.jit(mapped)(arrays)
+    each = [
+        {k: np.split(x, 8)[i] if is_split[k] else x for k, x in arrays.items()} for i in range(8)
+    ]
+    expected = jax.tree.map(lambda *x: np.stack(x), *(value(name, part) for part in each))
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.is_by_row])
 def test_permuted_rows_give_permuted_results(name):
     arrays = draw_all(name, 0)

@@ -345,6 +345,28 @@ def test_sharded_equals_plain(case):
 
 
 @every_case
+def test_in_shard_map_equals_each_device_s_part(case):
+    arrays = arrays_of(case)
+    mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+
+    def part(arrays):  # a leading axis, so that results of devices can stand side by side
+        grads = jax.grad(lambda varied: weighted_part(case, {**arrays, **varied}))(floats(arrays))
+        return jax.tree.map(lambda x: jnp.asarray(x)[None], (*case.call(arrays), grads))
+
+    spec = jax.P("data")
+    found = jax.jit(jax.shard_map(part, mesh=mesh, in_specs=spec, out_specs=spec))(arrays)
+    parts = {name: x.reshape(8, -1, *x.shape[1:]) for name, x in arrays.items()}
+    expected = jax.jit(jax.vmap(part))(parts)
+    close(found, jax.tree.map(lambda x: x[:, 0], expected), rtol=1e-5, atol=1e-6)
+
+
+def weighted_part(case, arrays):
+    """A sum over a device's part in which every token counts differently."""
+    value = case.call(arrays)[0]
+    return jnp.sum(jnp.asarray(value, jnp.float32) * COTANGENT[0, : value.shape[-1]].sum())
+
+
+@every_case
 def test_permuted_rows_give_permuted_values(case):
     arrays = arrays_of(case)
     order = np.random.default_rng(1).permutation(B)

@@ -247,3 +247,35 @@ def test_wrong_shapes(wrong, says):
     arrays = {"hidden": HIDDEN, "head": HEAD, "token": TOKEN, "temperature": TEMPERATURE}
     with pytest.raises(ValueError, match=says):
         token_logprobs(**{**arrays, **wrong})
+
+
+@pytest.mark.parametrize("is_masked", [True, False])
+@pytest.mark.parametrize("chunk", [1, 3, None])
+def test_in_shard_map_equals_plain(chunk, is_masked):
+    """Tokens over the devices, one head for all of them: its gradient is the sum of theirs."""
+    rng = np.random.default_rng(0)
+    num = 8 * 5
+    hidden = rng.normal(size=(num, HEAD.shape[1])).astype(np.float32)
+    arrays = {
+        "token": rng.integers(0, len(HEAD), num).astype(np.int32),
+        "temperature": rng.uniform(0.5, 2, num).astype(np.float32),
+        "mask": rng.random(num) < 0.6 if is_masked else None,
+    }
+    weight = rng.normal(size=(2, num)).astype(np.float32)
+
+    def total(hidden, head, arrays, weight):
+        found = token_logprobs(hidden, head, **arrays, chunk=chunk)
+        return sum(jnp.sum(w * x) for w, x in zip(weight, found, strict=True))
+
+    rows = jax.P("data")
+    mesh = jax.make_mesh((8,), ("data",), (jax.sharding.AxisType.Auto,))
+    mapped = jax.shard_map(
+        lambda *args: jax.lax.psum(total(*args), "data"),
+        mesh=mesh,
+        in_specs=(rows, jax.P(), rows, jax.P(None, "data")),
+        out_specs=jax.P(),
+    )
+    found = jax.jit(jax.value_and_grad(mapped, (0, 1)))(hidden, HEAD, arrays, weight)
+    expected = jax.jit(jax.value_and_grad(total, (0, 1)))(hidden, HEAD, arrays, weight)
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(close, found, expected)
