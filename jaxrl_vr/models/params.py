@@ -6,6 +6,7 @@ L layers, D model width, H query heads, K kv heads, Q head dim, F ffn width, V v
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -116,15 +117,25 @@ def init(declared: Mapping[str, Any], key: jax.Array, rules: Rules, mesh: jax.sh
     Each parameter has its own stream, derived from its path: adding one changes no other.
     """
 
-    def make(key: jax.Array) -> Any:
-        def one(path, p: Param) -> jax.Array:
-            if p.scale is None:
-                return jnp.ones(p.shape, p.dtype)
-            if p.scale == 0.0:
-                return jnp.zeros(p.shape, p.dtype)
-            own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
-            return p.scale * jax.random.normal(own, p.shape, p.dtype)
+    leaves, tree = jax.tree_util.tree_flatten_with_path(declared, is_leaf=is_param)
+    named = tuple((jax.tree_util.keystr(path), p) for path, p in leaves)
+    placed = tuple(jax.tree.leaves(shardings(declared, rules, mesh)))
+    return jax.tree.unflatten(tree, _maker(named, placed)(key))
 
-        return jax.tree_util.tree_map_with_path(one, declared, is_leaf=is_param)
 
-    return jax.jit(make, out_shardings=shardings(declared, rules, mesh))(key)
+@functools.lru_cache(maxsize=16)
+def _maker(named: tuple[tuple[str, Param], ...], placed: tuple[jax.sharding.Sharding, ...]) -> Any:
+    """The compiled initialiser; kept, because jit knows a program by the function it came from."""
+
+    def one(key: jax.Array, name: str, p: Param) -> jax.Array:
+        if p.scale is None:
+            return jnp.ones(p.shape, p.dtype)
+        if p.scale == 0.0:
+            return jnp.zeros(p.shape, p.dtype)
+        own = jax.random.fold_in(key, zlib.crc32(name.encode()))
+        return p.scale * jax.random.normal(own, p.shape, p.dtype)
+
+    def make(key: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(one(key, name, p) for name, p in named)
+
+    return jax.jit(make, out_shardings=placed)

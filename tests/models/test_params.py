@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
-from jaxrl_vr.models.params import abstract, declare, init, is_param, shardings
+from jaxrl_vr.models.params import _maker, abstract, declare, init, is_param, shardings
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 
 
@@ -128,6 +128,20 @@ def test_key_decides(made, one_device):
     other = init(some(declare(QWEN2)), jax.random.key(1), TRAIN_RULES, one_device)
     for name, x in leaves(other).items():
         assert not np.array_equal(x, leaves(made)[name])
+
+
+def test_the_second_initialisation_of_a_model_compiles_nothing(one_device):
+    def made(key, **changes):
+        declared = declare(wide(**changes))
+        return init(declared, jax.random.key(key), TRAIN_RULES, one_device)["embed"]
+
+    first = made(0)
+    before = _maker.cache_info().misses
+    np.testing.assert_array_equal(made(0), first)
+    assert not np.array_equal(made(1), first)
+    assert _maker.cache_info().misses == before
+    made(0, ffn=120)
+    assert _maker.cache_info().misses == before + 1
 
 
 def test_sharded_initialisation_equals_that_of_one_device(made):

@@ -28,6 +28,7 @@ data = ["more"]
 sampling = {{ max_new_tokens = 4 }}
 """
 KL = "kl = { coef = 0.1 }"
+PREVIOUS = "stages.late.init=previous"
 
 
 @pytest.fixture
@@ -192,6 +193,9 @@ def test_weights_of_a_later_stage_are_looked_up_first(tmp_path, run, capsys):
     # What is not here may be on the hub, and a dry run does not go there.
     said = call(capsys, "train", path, "--dry-run", "stages.late.init=models/clod")
     assert "note: stages.late.init = 'models/clod' is no folder here" in said
+    # What starts from it is to come as well, and not missing.
+    said = call(capsys, "train", path, "--dry-run", "stages.cold.init=models/clod", PREVIOUS)
+    assert "note: stages.cold.init = 'models/clod' is no folder here" in said
     model = 'model={ type = "pretrained", path = "models/none" }'
     said = call(capsys, "train", path, "--dry-run", model, 'tokenizer={ type = "hf" }')
     assert "note: model.path = 'models/none' is no folder here but may be on the hub" in said
