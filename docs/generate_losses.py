@@ -351,12 +351,12 @@ def _calls(
             function = getattr(_losses_module(node.value, module), node.attr, None)
             if _is_loss(function):
                 yield function, own
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
-            # getattr(estimators, self.type): each type is the name of a function
-            for tag in tags:
-                function = getattr(_losses_module(node.args[0], module), tag, None)
-                if _is_loss(function):
-                    yield function, tag
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name):
+            # TABLE[self.type]: a dict of the module from type to function
+            table = vars(module).get(node.value.id)
+            for tag in tags if isinstance(table, dict) else ():
+                if _is_loss(table.get(tag)):
+                    yield table[tag], tag
 
 
 def _losses_module(node: ast.expr, module: ModuleType) -> Any:

@@ -69,7 +69,7 @@ def test_every_type_of_a_config_leads_to_a_loss(script):
         (advantages.group_norm, ['`advantage.type = "group_norm"`']),  # a class variable
         (weights.prompt_mean, ['`weights.type = "prompt_mean"`']),  # called in its code
         (policy.ppo_clip, ['`objective.type = "ppo_clip"`']),
-        (kl.k3, ['`kl.type = "k3"`']),  # by getattr
+        (kl.k3, ['`kl.type = "k3"`']),  # by a table
         (kl.adaptive_kl, ["`kl`"]),
         (losses.adaptive_entropy, ["`entropy_bonus`"]),  # imported by name
         (losses.clipped_value_loss, ["`critic`"]),  # by hand
