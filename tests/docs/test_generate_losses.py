@@ -85,7 +85,7 @@ def test_presets_use_also_what_they_leave_at_its_default(script):
     assert "group_norm" not in (ROOT / "configs" / "quickstart.toml").read_text(encoding="utf-8")
     uses = script.uses_of_losses()
     used = {f.__name__ for f, of_it in uses.items() if any(use.is_in(parts) for use in of_it)}
-    assert {"group_norm", "ppo_clip", "token_mean", "cross_entropy"} <= used
+    assert {"group_norm", "ppo_clip", "token_mean"} <= used
     assert not used & {"leave_one_out", "gspo", "sequence_mean", "k1"}
 
 
