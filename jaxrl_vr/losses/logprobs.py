@@ -62,7 +62,7 @@ def token_logprob(logits: jax.Array, token: jax.Array) -> jax.Array:
     """
     check("NV, N", logits=logits, token=token)
     above, logsumexp = _above_peak(logits)
-    return _at_token(above, token) - logsumexp[:, 0]
+    return _at_token(above, jnp.asarray(token)) - logsumexp[:, 0]
 
 
 def token_logprobs(

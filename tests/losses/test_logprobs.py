@@ -56,6 +56,15 @@ def test_by_hand():
     np.testing.assert_allclose(entropy, [0.9753, 0.9753], atol=1e-4)
 
 
+def test_token_ids_may_be_numpy_s_own_integers():
+    token = np.array([2], np.int64)  # what numpy makes of a list, and wider than JAX's
+    np.testing.assert_allclose(token_logprob(np.zeros((1, 4), np.float32), token), -np.log(4))
+    logp, _ = token_logprobs(
+        np.zeros((1, 2), np.float32), np.ones((4, 2), np.float32), token, np.ones(1)
+    )
+    np.testing.assert_allclose(logp, -np.log(4), rtol=1e-6)
+
+
 def test_temperature_divides_before_the_softmax():
     logits = scaled_logits(jnp.array([[1.0]]), jnp.array([[1.0], [3.0]]), jnp.array([2.0]))
     np.testing.assert_array_equal(logits, [[0.5, 1.5]])
