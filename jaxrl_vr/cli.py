@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -23,6 +24,10 @@ _NO_SPACE = "; make room, then the same command goes on from the last checkpoint
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command; exits with 2 for faulty input and 1 for what failed on the way."""
+    if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Until a run can save, Ctrl-C ends the process: as an exception it could strike inside of
+        # jax, which swallows it or crashes. `train` answers signals by itself once it runs.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     parser = _parser()
     args, rest = parser.parse_known_args(argv)
     # argparse takes no second list of arguments behind an option; overrides may stand there.

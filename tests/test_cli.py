@@ -429,3 +429,22 @@ def test_clip_range_that_cannot_act_is_said(capsys):
     output = call(capsys, "train", *args)
     assert "note: stages.rl.objective.clip_high: with one update per rollout batch" in output
     assert "note:" not in call(capsys, "train", *args, "stages.rl.updates=2")
+
+
+def test_weights_of_a_stage_that_does_not_train_are_refused(done, capsys):
+    said = call(capsys, "eval", done, "--init", "after", code=2)
+    assert "init = 'after' is a stage that does not train" in said
+    assert "['cold', 'grpo'], or base" in said
+
+
+def test_ctrl_c_before_a_run_can_save_just_ends_the_process():
+    # As an exception it could strike inside of jax's callbacks, which swallow it.
+    code = """
+import signal, sys
+from jaxrl_vr import cli
+cli._import_from_here = lambda: sys.exit(signal.getsignal(signal.SIGINT) != signal.SIG_DFL)
+sys.argv = ["jaxrl-vr", "train", "any.toml"]
+cli.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment())
+    assert done.returncode == 0

@@ -186,7 +186,8 @@ def _check_steps(old: TrainStage, new: TrainStage) -> None:
 
 _README = """# A run of jaxrl_vr
 
-- `config.toml`: the resolved config; `jaxrl-vr train config.toml` goes on with this run
+- `config.toml`: the resolved config; `jaxrl-vr train` with it goes on with this run, from the
+  folder in which it was started
 - `summary.json`: every evaluation, seconds of each phase, hash of the final parameters
 - `metrics.jsonl`: one line a step; `tensorboard/`: the same for TensorBoard
 - `stages/NAME/rollouts/`: what was sampled at each step, its score and why

@@ -84,7 +84,7 @@ def check_init(
     name = _init(config, stage)
     if name in [s.name for s in config.stages]:
         if name in done:
-            _final(folder, name)
+            _final(config, folder, name)
     elif name != "base" and not _is_to_come(config, name, done):
         _model_folder(config, built.model.arch, name)
 
@@ -98,7 +98,7 @@ def load_init(
         return load_base(config, built.model, built.folder, mesh)
     if name not in [s.name for s in config.stages]:
         return load_folder(_model_folder(config, built.model.arch, name), mesh)[1]
-    final = _final(folder, name)
+    final = _final(config, folder, name)
     try:
         return load_arrays(final, params.abstract(built.model.declare(), TRAIN_RULES, mesh))
     except Damaged as error:
@@ -128,12 +128,18 @@ def _init(config: RunConfig, stage: StageBase) -> str:
     return trained[-1] if trained else "base"
 
 
-def _final(folder: Path, name: str) -> Path:
+def _final(config: RunConfig, folder: Path, name: str) -> Path:
     """The parameters at the end of a stage."""
     final = folder / "stages" / name / "final"
     if final.is_dir():
         return final
     done = result_file(folder, name)
+    trained = [s.name for s in config.stages if isinstance(s, TrainStage)]
+    if name not in trained:
+        raise ValueError(
+            f"init = {name!r} is a stage that does not train, so it has no weights of its own; "
+            f"name one that does: {trained or 'there is none'}, or base"
+        )
     if done.exists():
         raise ValueError(
             f"init: stage {name!r} is done, but its parameters {final} are not there; put them "

@@ -118,6 +118,7 @@ class _Steps:
         self._log = RolloutLog(ctx.stage_folder(stage.name) / "rollouts")
         self._steps_without_contrast = 0
         self._has_warned = False
+        self._has_warned_of_limits = False
 
     # Sampling
 
@@ -385,6 +386,14 @@ class _Steps:
             self._ctx.console.warn(
                 f"{len(unscorable)} of {len(scores)} answers could not be scored and do not train; "
                 f"the first reason: {unscorable[0]} (reward/unscorable counts on)"
+            )
+        limited = [s.reason for s in scores if s.reason.startswith("limit")]
+        if limited and not self._has_warned_of_limits:
+            self._has_warned_of_limits = True
+            self._ctx.console.warn(
+                f"{len(limited)} of {len(scores)} answers went beyond a limit of their verifier "
+                f"and count as wrong; the first reason: {limited[0]} (look at the rollouts, and at "
+                "the verifier if it is your own)"
             )
         self._steps_without_contrast += 1
         if np.any(adv):
