@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import Mean, Metrics, at_least_float32, check
-from jaxrl_vr.losses.ratios import masked
+from jaxrl_vr.losses.masked import masked
 
 
 def entropy_bonus(

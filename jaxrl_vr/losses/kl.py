@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import Mean, Metrics, at_least_float32, check
-from jaxrl_vr.losses.segments import next_in_segment, per_token
+from jaxrl_vr.losses.masked import masked, masked_log_ratio, per_token
+from jaxrl_vr.losses.segments import next_in_segment
 
 # exp of this is the largest ratio we form; beyond it float32 would overflow to inf.
 _MAX_LOG_RATIO = 20.0
@@ -299,7 +300,7 @@ def kl_in_reward(
     [[-0.5, 1.25]]
     """
     check("BT, BT, BT, BT", logp=logp, ref_logp=ref_logp, mask=mask, segment_ids=segment_ids)
-    logp, ref_logp = (jnp.where(mask, at_least_float32(x), 0.0) for x in (logp, ref_logp))
+    logp, ref_logp = masked(logp, mask), masked(ref_logp, mask)
     kl = estimator(logp, ref_logp)
     kl = jnp.where(clamp_at_zero, jnp.maximum(kl, 0.0), kl)
     at_end = _at_last_token(reward, mask, segment_ids)
@@ -380,10 +381,8 @@ def adaptive_kl(
 def _log_ratio(logp: jax.Array, other: jax.Array, mask: jax.Array | None) -> jax.Array:
     """Log of policy over another one that carries no gradient; 0 where masked out."""
     check("BT, BT, BT", logp=logp, ref_logp=other, mask=mask)
-    logp, other = at_least_float32(logp), jax.lax.stop_gradient(at_least_float32(other))
-    if mask is not None:
-        logp, other = (jnp.where(mask, x, 0.0) for x in (logp, other))
-    return logp - other
+    everywhere = jnp.ones(jnp.shape(logp), bool)
+    return masked_log_ratio(logp, other, everywhere if mask is None else mask)
 
 
 def _with_gradient_of(value: jax.Array, surrogate: jax.Array) -> jax.Array:
@@ -443,5 +442,5 @@ def _by_chunk(
 def _at_last_token(reward: jax.Array, mask: jax.Array, segment_ids: jax.Array | None) -> jax.Array:
     """[B, T], each sequence's reward at its last trained token and 0 elsewhere."""
     _, has_next = next_in_segment(mask, segment_ids)
-    reward = at_least_float32(per_token("reward", reward, mask, segment_ids))
+    reward = per_token(reward, mask, segment_ids, name="reward")
     return jnp.where(mask & ~has_next, reward, 0.0)

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import Max, Mean, Metrics, at_least_float32, check
-from jaxrl_vr.losses.ratios import bounded_exp, masked, masked_log_ratio
+from jaxrl_vr.losses.masked import fixed, masked_log_ratio
+from jaxrl_vr.losses.ratios import bounded_exp
 from jaxrl_vr.losses.segments import segment_mean, segment_total
 
 
@@ -363,7 +364,7 @@ def effective_sample_size(weight: jax.Array, mask: jax.Array) -> jax.Array:
     >>> float(effective_sample_size(weight, jnp.ones((1, 4), bool)))
     0.5
     """
-    weight = jax.lax.stop_gradient(masked(weight, mask))
+    weight = fixed(weight, mask)
     scale = jnp.max(weight)  # so that squares neither overflow nor vanish
     weight = weight / jnp.where(scale > 0, scale, 1.0)
     square = jnp.sum(mask).astype(weight.dtype) * jnp.sum(jnp.square(weight))

@@ -15,15 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import Mean, Metrics, check
+from jaxrl_vr.losses.masked import fixed, masked, masked_log_ratio, per_token
 from jaxrl_vr.losses.offpolicy import require_sampler_logp
-from jaxrl_vr.losses.ratios import (
-    attached,
-    bounded_exp,
-    masked,
-    masked_log_ratio,
-    per_token,
-    ratio_metrics,
-)
+from jaxrl_vr.losses.ratios import attached, bounded_exp, ratio_metrics
 from jaxrl_vr.losses.selection import (
     clip_cov,
     entropy_threshold,
@@ -338,7 +332,7 @@ def dppo_kl(
     [[-2.  0.]]
     """
     check("BT, BT, BT", logp=logp, old_logp=old_logp, mask=mask)
-    new, old = jax.lax.stop_gradient(masked(logp, mask)), masked(old_logp, mask)
+    new, old = fixed(logp, mask), masked(old_logp, mask)
     kl = jnp.exp(old) * (old - new) - jnp.expm1(old) * (_log1mexp(old) - _log1mexp(new))
     adv = per_token(adv, mask)
     rises, falls = (adv > 0) & (new > old), (adv < 0) & (new < old)

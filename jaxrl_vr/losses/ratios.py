@@ -1,4 +1,4 @@
-"""Probability ratios of tokens, advantages as [B, T], and the metrics that ratio losses share.
+"""Probability ratios of tokens, and the metrics that ratio losses share.
 
 The parts that the losses of policy.py, sequence.py and selection.py have in common; the losses
 themselves are there.
@@ -11,70 +11,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_vr.arrays import Max, Mean, Metrics, at_least_float32, check
+from jaxrl_vr.arrays import Max, Mean, Metrics, check
 
 # exp of this is the largest ratio we form; beyond it float32 would overflow to inf.
 _MAX_LOG_RATIO = 20.0
-
-
-def masked(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Floats of at least float32, 0 outside the mask, so that nothing is read there.
-
-    Args:
-      x: [B, T] float.
-      mask: [B, T] bool.
-
-    Returns:
-      [B, T] float32 (float64 for float64 input).
-
-    >>> masked(jnp.array([[1.0, jnp.nan]]), jnp.array([[True, False]])).tolist()
-    [[1.0, 0.0]]
-    """
-    check("BT, BT", x=x, mask=mask)
-    return jnp.where(mask, at_least_float32(x), 0.0)
-
-
-def per_token(x: jax.Array, mask: jax.Array, *, name: str = "adv") -> jax.Array:
-    """Values [B] of rollouts or [B, T] of tokens as [B, T], without gradient, 0 outside the mask.
-
-    Args:
-      x: [B] or [B, T], such as advantages; bool becomes 0 and 1.
-      mask: [B, T] bool.
-      name: what an error calls `x`.
-
-    Returns:
-      [B, T] float32 (float64 for float64 input).
-
-    Raises:
-      ValueError: `x` has neither shape.
-
-    >>> per_token(jnp.array([2.0]), jnp.array([[True, False]])).tolist()
-    [[2.0, 0.0]]
-    """
-    x = jax.lax.stop_gradient(at_least_float32(x))
-    if x.ndim == 1:
-        check("BT, B", mask=mask, **{name: x})
-        x = jnp.broadcast_to(x[:, None], mask.shape)
-    check("BT, BT", mask=mask, **{name: x})
-    return jnp.where(mask, x, 0.0)
-
-
-def masked_log_ratio(logp: jax.Array, old_logp: jax.Array, mask: jax.Array) -> jax.Array:
-    """log p_t - log p_old_t, 0 outside the mask; the old log-prob carries no gradient.
-
-    Args:
-      logp: [B, T] float, log-prob of each token under the current policy.
-      old_logp: [B, T] float, the same under the policy the ratio is taken against.
-      mask: [B, T] bool.
-
-    Returns:
-      [B, T] float32 (float64 for float64 input).
-
-    >>> mask = jnp.array([[True, False]])
-    >>> masked_log_ratio(jnp.array([[-1.0, -1.0]]), jnp.array([[-3.0, jnp.nan]]), mask).tolist()
-    [[2.0, 0.0]]
-    """
-    return masked(logp, mask) - jax.lax.stop_gradient(masked(old_logp, mask))
 
 
 def bounded_exp(log_ratio: jax.Array) -> jax.Array:

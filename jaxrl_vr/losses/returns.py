@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import at_least_float32, check
-from jaxrl_vr.losses.segments import next_in_segment, per_token
+from jaxrl_vr.losses.masked import fixed, per_token
+from jaxrl_vr.losses.segments import next_in_segment
 
 
 def gae(
@@ -67,14 +68,14 @@ def gae(
     ([[-0.25, 0.0, 0.75]], [[0.25, 0.0, 1.0]])
     """
     check("BT, BT, BT, BT", reward=reward, value=value, mask=mask, segment_ids=segment_ids)
-    reward, value = (_kept(x, mask) for x in (reward, value))
+    reward, value = (fixed(x, mask) for x in (reward, value))
     if jnp.ndim(lam):
-        lam = _kept(per_token("lam", jnp.asarray(lam), mask, segment_ids), mask)
+        lam = per_token(jnp.asarray(lam), mask, segment_ids, name="lam")
     index, has_next = next_in_segment(mask, segment_ids)
     next_value = jnp.where(has_next, jnp.take_along_axis(value, index, axis=1), 0.0)
     if bootstrap is not None:
-        after = per_token("bootstrap", bootstrap, mask, segment_ids)
-        next_value += _kept(after, mask & ~has_next)
+        after = per_token(bootstrap, mask, segment_ids, name="bootstrap")
+        next_value += jnp.where(has_next, 0.0, after)
     error = jnp.where(mask, reward + gamma * next_value - value, 0.0)
     adv = _sum_back(error, gamma * lam, mask, has_next, chunk)
     return adv, adv + value
@@ -110,7 +111,7 @@ def discounted_return(
     """
     check("BT, BT, BT", reward=reward, mask=mask, segment_ids=segment_ids)
     _, has_next = next_in_segment(mask, segment_ids)
-    return _sum_back(_kept(reward, mask), gamma, mask, has_next, chunk)
+    return _sum_back(fixed(reward, mask), gamma, mask, has_next, chunk)
 
 
 def whiten(
@@ -210,11 +211,6 @@ def length_adaptive_lambda(length: jax.Array, *, alpha: float | jax.Array = 0.05
     check("B", length=length)
     reach = alpha * at_least_float32(length)
     return jnp.where(reach > 1.0, 1.0 - 1.0 / jnp.maximum(reach, 1.0), 0.0)
-
-
-def _kept(x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Floats without gradient, 0 where masked out."""
-    return jnp.where(mask, jax.lax.stop_gradient(at_least_float32(x)), 0.0)
 
 
 def _sum_back(

@@ -87,36 +87,3 @@ def next_in_segment(
         ids = jnp.asarray(segment_ids)
         has_next &= jnp.take_along_axis(ids, index, axis=1) == ids
     return index, has_next
-
-
-def per_token(
-    name: str, x: jax.Array, mask: jax.Array, segment_ids: jax.Array | None = None
-) -> jax.Array:
-    """A value for each sequence, [B] or [B, T], as a value at each of its tokens.
-
-    Args:
-      name: what the array is called in an error.
-      x: [B], one value a row; or [B, T], which is what packed rows need.
-      mask: [B, T] bool, for its shape.
-      segment_ids: [B, T] int; None: a row is one sequence.
-
-    Returns:
-      [B, T].
-
-    Raises:
-      ValueError: [B] for packed rows, whose sequences cannot share a value; or shapes differ.
-
-    >>> per_token("adv", jnp.array([1.0, 2.0]), jnp.ones((2, 2), bool)).tolist()
-    [[1.0, 1.0], [2.0, 2.0]]
-    """
-    x = jnp.asarray(x)
-    if x.ndim == 1:
-        check("BT, B", mask=mask, **{name: x})
-        if segment_ids is not None:
-            raise ValueError(
-                f"{name}: rows with segment_ids hold several sequences and need shape [B, T], got "
-                f"{list(x.shape)}; repeat each sequence's value at its tokens"
-            )
-        x = jnp.broadcast_to(x[:, None], mask.shape)
-    check("BT, BT", mask=mask, **{name: x})
-    return x

@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import Mean, Metrics, at_least_float32, check, constant_of
-from jaxrl_vr.losses.ratios import bounded_exp, masked, masked_log_ratio, per_token, ratio_metrics
+from jaxrl_vr.losses.masked import fixed, masked, masked_log_ratio, per_token
+from jaxrl_vr.losses.ratios import bounded_exp, ratio_metrics
 from jaxrl_vr.losses.segments import segment_mean
 
 
@@ -129,7 +130,7 @@ def token_covariance(logp: jax.Array, adv: jax.Array, mask: jax.Array) -> jax.Ar
     [[0.5, 0.5]]
     """
     check("BT, BT", logp=logp, mask=mask)
-    adv, logp = per_token(adv, mask), jax.lax.stop_gradient(masked(logp, mask))
+    adv, logp = per_token(adv, mask), fixed(logp, mask)
     count = jnp.maximum(jnp.sum(mask), 1).astype(logp.dtype)
     centred = [jnp.where(mask, x - jnp.sum(x) / count, 0.0) for x in (adv, logp)]
     return centred[0] * centred[1]

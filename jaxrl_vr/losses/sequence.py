@@ -14,14 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import Max, Mean, Metrics, at_least_float32, check
-from jaxrl_vr.losses.ratios import (
-    attached,
-    bounded_exp,
-    masked,
-    masked_log_ratio,
-    per_token,
-    ratio_metrics,
-)
+from jaxrl_vr.losses.masked import masked, masked_log_ratio, per_token
+from jaxrl_vr.losses.ratios import attached, bounded_exp, ratio_metrics
 from jaxrl_vr.losses.segments import segment_mean, segment_total
 
 

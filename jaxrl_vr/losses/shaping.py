@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import at_least_float32, check
-from jaxrl_vr.losses.segments import per_token
+from jaxrl_vr.losses.masked import per_token
 
 
 def overlong_penalty(
@@ -73,7 +73,7 @@ def truncated_mask(
     [[False, False], [True, True]]
     """
     check("BT, BT", mask=mask, segment_ids=segment_ids)
-    return jnp.asarray(mask) & ~per_token("truncated", truncated, mask, segment_ids)
+    return mask & (per_token(truncated, mask, segment_ids, name="truncated") == 0)
 
 
 def kimi_length_reward(

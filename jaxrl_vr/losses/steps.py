@@ -9,7 +9,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_vr.arrays import at_least_float32, check
+from jaxrl_vr.arrays import check
+from jaxrl_vr.losses.masked import fixed
 
 
 def step_min(score: jax.Array, mask: jax.Array) -> jax.Array:
@@ -27,7 +28,8 @@ def step_min(score: jax.Array, mask: jax.Array) -> jax.Array:
     >>> step_min(jnp.array([[1.0, 1.0, 0.0]]), jnp.ones((1, 3), bool)).tolist()
     [0.0]
     """
-    score = _score(score, mask)
+    check("BS, BS", score=score, mask=mask)
+    score = fixed(score, mask)
     lowest = jnp.min(jnp.where(mask, score, jnp.inf), axis=1, initial=jnp.inf)
     return jnp.where(jnp.any(mask, axis=1), lowest, 0.0)
 
@@ -48,7 +50,8 @@ def step_product(score: jax.Array, mask: jax.Array) -> jax.Array:
     >>> step_product(jnp.array([[0.5, 0.5, 0.0]]), jnp.array([[True, True, False]])).tolist()
     [0.25]
     """
-    score = _score(score, mask)
+    check("BS, BS", score=score, mask=mask)
+    score = fixed(score, mask)
     product = jnp.prod(jnp.where(mask, score, 1.0), axis=1)
     return jnp.where(jnp.any(mask, axis=1), product, 0.0)
 
@@ -69,12 +72,7 @@ def step_mean(score: jax.Array, mask: jax.Array) -> jax.Array:
     >>> step_mean(jnp.array([[1.0, 0.0]]), jnp.ones((1, 2), bool)).tolist()
     [0.5]
     """
-    score = _score(score, mask)
+    check("BS, BS", score=score, mask=mask)
+    score = fixed(score, mask)
     count = jnp.maximum(jnp.sum(mask, axis=1), 1).astype(score.dtype)
     return jnp.sum(score, axis=1) / count
-
-
-def _score(score: jax.Array, mask: jax.Array) -> jax.Array:
-    """Scores as floats without gradient, 0 where there is no step."""
-    check("BS, BS", score=score, mask=mask)
-    return jnp.where(mask, jax.lax.stop_gradient(at_least_float32(score)), 0.0)

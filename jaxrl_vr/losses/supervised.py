@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import Mean, Metrics, at_least_float32, check
-from jaxrl_vr.losses.ratios import masked
+from jaxrl_vr.losses.masked import fixed, masked
 
 
 def cross_entropy(logp: jax.Array, mask: jax.Array) -> tuple[jax.Array, Metrics]:
@@ -173,7 +173,7 @@ def step_cross_entropy(
     """
     check("BT, BT, BT", logit=logit, label=label, step_end=step_end)
     logit = masked(logit, step_end)
-    label = jax.lax.stop_gradient(masked(label, step_end)).astype(logit.dtype)
+    label = fixed(label, step_end).astype(logit.dtype)
     loss = jnp.where(step_end, jax.nn.softplus(logit) - label * logit, 0.0)
     right = step_end & ((logit > 0) == (label > 0.5))
     return loss, {"reward_model/step_accuracy": Mean(jnp.sum(right), jnp.sum(step_end))}

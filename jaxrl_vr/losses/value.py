@@ -8,7 +8,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from jaxrl_vr.arrays import Mean, Metrics, at_least_float32, check
+from jaxrl_vr.arrays import Mean, Metrics, check
+from jaxrl_vr.losses.masked import fixed, masked
 
 
 def clipped_value_loss(
@@ -44,8 +45,8 @@ def clipped_value_loss(
     [[0.78125]] 1
     """
     check("BT, BT, BT, BT", value=value, old_value=old_value, returns=returns, mask=mask)
-    value, returns = _kept(value, mask), _target(returns, mask)
-    old_value = _target(old_value, mask)
+    value, returns = masked(value, mask), fixed(returns, mask)
+    old_value = fixed(old_value, mask)
     free = jnp.square(value - returns)
     bounded = jnp.square(jnp.clip(value, old_value - clip, old_value + clip) - returns)
     is_cut = bounded > free
@@ -82,7 +83,7 @@ def huber_value_loss(
     [[0.125, 2.5]]
     """
     check("BT, BT, BT", value=value, returns=returns, mask=mask)
-    value, returns = _kept(value, mask), _target(returns, mask)
+    value, returns = masked(value, mask), fixed(returns, mask)
     error = jnp.abs(value - returns)
     near = jnp.minimum(error, delta)
     count = jnp.sum(mask)
@@ -117,18 +118,10 @@ def explained_variance(value: jax.Array, returns: jax.Array, mask: jax.Array) ->
     0.75
     """
     check("BT, BT, BT", value=value, returns=returns, mask=mask)
-    value, returns = _target(value, mask), _target(returns, mask)
+    value, returns = fixed(value, mask), fixed(returns, mask)
     spread = _squares(returns, mask)
     rest = _squares(returns - value, mask)
     return jnp.where(spread > 0, 1.0 - rest / jnp.where(spread > 0, spread, 1.0), 0.0)
-
-
-def _kept(x: jax.Array, mask: jax.Array) -> jax.Array:
-    return jnp.where(mask, at_least_float32(x), 0.0)
-
-
-def _target(x: jax.Array, mask: jax.Array) -> jax.Array:
-    return jax.lax.stop_gradient(_kept(x, mask))
 
 
 def _squares(x: jax.Array, mask: jax.Array) -> jax.Array:

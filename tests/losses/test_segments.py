@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_vr.losses.segments import next_in_segment, per_token, segment_mean, segment_total
+from jaxrl_vr.losses.segments import next_in_segment, segment_mean, segment_total
 
 SUM, MEAN = jax.jit(segment_total), jax.jit(segment_mean)
 X = np.array([[1.0, 2.0, 4.0, 8.0], [1.0, 1.0, 3.0, 5.0]], np.float32)
@@ -83,14 +83,3 @@ def test_next_token_by_hand():
     index, has_next = next_in_segment(np.array([[True, False, True, False]]))
     np.testing.assert_array_equal(has_next, [[True, True, False, False]])
     np.testing.assert_array_equal(np.asarray(index)[0, :2], [2, 2])
-
-
-def test_a_value_of_each_row_is_none_of_packed_sequences():
-    np.testing.assert_array_equal(
-        per_token("adv", np.array([1.0, 2.0]), MASK), [[1.0] * 4, [2.0] * 4]
-    )
-    np.testing.assert_array_equal(per_token("adv", X, MASK, IDS), X)
-    with pytest.raises(ValueError, match=r"adv: rows with segment_ids .* got \[2\]; repeat each"):
-        per_token("adv", np.ones(2), MASK, IDS)
-    with pytest.raises(ValueError, match=r"adv: expected shape \[B\] with B = 2"):
-        per_token("adv", np.ones(3), MASK)
