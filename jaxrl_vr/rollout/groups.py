@@ -39,7 +39,7 @@ class Samples:
     step_value: np.ndarray  # [P, G, S] float32, of reasoning steps; S is the most that any has
     step_end: np.ndarray  # [P, G, S] int32, completion token with which a step ends
     step_mask: np.ndarray  # [P, G, S] bool, which of them exist
-    penalty: np.ndarray | None = None  # [P, G, T] float32, taken from the reward of each token
+    token_reward: np.ndarray | None = None  # [P, G, T] float32, with its KL; None: at the end alone
     value: np.ndarray | None = None  # [P, G, T] float32, the critic's, of each token's state
 
     def select(self, prompts: np.ndarray) -> Samples:
@@ -60,20 +60,8 @@ class Samples:
         return dataclasses.replace(self, **arrays, components=components)
 
     def total(self) -> np.ndarray:
-        """[P, G] float32 reward of each rollout, less its penalties."""
-        if self.penalty is None:
-            return self.reward
-        return self.reward - np.where(self.mask, self.penalty, 0.0).sum(2).astype(np.float32)
-
-    def token_reward(self) -> np.ndarray:
-        """[P, G, T] float32 reward of each token: the task's at the last sampled one."""
-        P, G, T = self.mask.shape
-        last = T - 1 - np.argmax(self.mask[:, :, ::-1], axis=2)
-        is_last = (np.arange(T) == last[:, :, None]) & self.mask
-        reward = np.where(is_last, self.reward[:, :, None], 0.0)
-        if self.penalty is not None:
-            reward = reward - np.where(self.mask, self.penalty, 0.0)
-        return reward.astype(np.float32)
+        """[P, G] float32 reward of each rollout, less what its tokens were charged with."""
+        return self.reward if self.token_reward is None else self.token_reward.sum(2)
 
     def component(self, name: str) -> np.ndarray:
         """[P, G] float32, a component of the scores; 0 where a score lacks it.
@@ -198,25 +186,25 @@ def with_advantages(
     """The trajectories of a step with their advantages; those that do not train lose their mask.
 
     Args:
-      every: P x G trajectories, group-major.
+      every: group-major, of the first groups of `samples`; what is behind them is padding.
       adv: [P, G] float32, or [P, G, T] with one for each completion token.
       samples: theirs.
     """
-    of_each = of_tokens(every, adv) if adv.ndim == 3 else map(float, adv.reshape(-1))
+    of_each = of_tokens(every, adv) if adv.ndim == 3 else adv.reshape(-1).tolist()
+    trains = samples.trains.reshape(-1)
     return [
-        dataclasses.replace(t, adv=a, mask=t.mask & trains)
-        for t, a, trains in zip(every, of_each, samples.trains.reshape(-1), strict=True)
+        dataclasses.replace(t, adv=of_each[i], mask=t.mask & trains[i]) for i, t in enumerate(every)
     ]
 
 
 def of_tokens(every: Sequence[Trajectory], array: np.ndarray) -> list[np.ndarray]:
     """[P, G, T] of completion tokens -> of each trajectory [n], 0 at its prompt."""
-    rows = array.reshape(len(every), -1)  # P, G -> B
+    rows = array.reshape(-1, array.shape[2])  # P, G -> B
     result = []
-    for t, values in zip(every, rows, strict=True):
-        # A completion ends its sequence; what is behind it in `values` is padding.
+    for i, t in enumerate(every):
+        # A completion ends its sequence; what is behind it in its row is padding.
         padded = np.zeros(len(t.token_ids), np.float32)
-        padded[t.num_prompt :] = values[: len(t.token_ids) - t.num_prompt]
+        padded[t.num_prompt :] = rows[i, : len(t.token_ids) - t.num_prompt]
         result.append(padded)
     return result
 
@@ -225,12 +213,11 @@ def completions(
     arrays: Sequence[np.ndarray | None], every: Sequence[Trajectory], samples: Samples
 ) -> np.ndarray:
     """[P, G, T] float32 of what each trajectory has for its tokens, prompts left out."""
-    P, G, T = samples.mask.shape
-    result = np.zeros((P * G, T), np.float32)
-    for row, values, t in zip(result, arrays, every, strict=True):
+    rows = np.zeros((samples.trains.size, samples.mask.shape[2]), np.float32)
+    for i, (values, t) in enumerate(zip(arrays, every, strict=True)):
         assert values is not None, "every trajectory was scored"
-        row[: len(values) - t.num_prompt] = values[t.num_prompt :]
-    return result.reshape(P, G, T)  # B -> P, G
+        rows[i, : len(values) - t.num_prompt] = values[t.num_prompt :]
+    return rows.reshape(samples.mask.shape)  # B -> P, G
 
 
 def group_metrics(groups: Sequence[Group]) -> Metrics:

@@ -14,6 +14,7 @@ from pydantic import Field, PositiveInt
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.losses import advantages, policy, returns
+from jaxrl_vr.losses.kl import kl_in_reward
 from jaxrl_vr.rollout.groups import Samples
 
 compiled = functools.cache(jax.jit)  # one program for a function and the sizes of its arrays
@@ -137,7 +138,7 @@ class ReinforcePlusPlus(AdvantageConfig):
         rows = (P * G, T)  # P, G -> B
         mask = samples.mask & samples.trains[:, :, None]
         adv = compiled(returns.reinforce_plus_plus)(
-            samples.token_reward().reshape(rows),
+            _token_reward(samples),
             mask.reshape(rows),
             gamma=self.gamma,
             eps=self.eps,
@@ -240,7 +241,7 @@ class Gae(AdvantageConfig):
     def _estimate(self, samples: Samples, lam: float | np.ndarray) -> tuple[jax.Array, jax.Array]:
         assert samples.value is not None, "a stage with gae has a critic"
         mask = _trained(samples)
-        reward, value = (a.reshape(mask.shape) for a in (samples.token_reward(), samples.value))
+        reward, value = _token_reward(samples), samples.value.reshape(mask.shape)
         if self.whiten_reward:
             reward = compiled(_scaled)(reward, mask)
         return compiled(returns.gae)(reward, value, mask, gamma=self.gamma, lam=lam)
@@ -250,6 +251,17 @@ def _trained(samples: Samples) -> np.ndarray:
     """[B, T] bool, the tokens that train, a row each rollout."""
     P, G, T = samples.mask.shape
     return (samples.mask & samples.trains[:, :, None]).reshape(P * G, T)
+
+
+def _token_reward(samples: Samples) -> np.ndarray:
+    """[B, T] float32 reward of each token."""
+    P, G, T = samples.mask.shape
+    if samples.token_reward is not None:
+        return samples.token_reward.reshape(P * G, T)
+    mask = samples.mask.reshape(P * G, T)
+    nothing = np.zeros(mask.shape, np.float32)
+    reward = samples.reward.reshape(P * G)
+    return np.asarray(compiled(kl_in_reward)(reward, nothing, nothing, mask, coef=0.0))
 
 
 def _scaled(reward: jax.Array, mask: jax.Array) -> jax.Array:

@@ -147,8 +147,7 @@ def oddities(config: RunConfig) -> list[str]:
                 f"{where}.objective.{chosen[0]}: with one update per rollout batch the ratio is "
                 "1 and nothing is clipped; raise updates, or leave the clip range alone"
             )
-        cut = [n for n in ("top_k", "min_p") if getattr(stage.sampling, n)]
-        cut += ["top_p"] if stage.sampling.top_p < 1 else []
+        cut = stage.sampling.cuts
         if cut:
             found.append(
                 f"{where}.sampling.{cut[0]}: rollouts come from a cut distribution, log-probs "

@@ -137,14 +137,19 @@ class SamplingConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> SamplingConfig:
-        cuts = {"top_k": self.top_k, "min_p": self.min_p, "top_p": 1 - self.top_p}
-        acting = [name for name, value in cuts.items() if value]
+        acting = self.cuts
         if self.temperature == 0 and acting:
             raise ValueError(
                 f"{acting[0]} = {getattr(self, acting[0])} cannot act with temperature = 0, which "
                 "always takes the most likely token; leave it out, or raise the temperature"
             )
         return self
+
+    @property
+    def cuts(self) -> list[str]:
+        """Names of what cuts the distribution."""
+        cuts = {"top_k": self.top_k, "min_p": self.min_p, "top_p": 1 - self.top_p}
+        return [name for name, value in cuts.items() if value]
 
     def values(self, stop_ids: Sequence[int]) -> Sampling:
         """As the sampler takes them."""
@@ -368,9 +373,9 @@ class RlStage(TrainStage):
 
     def _check_reward(self) -> None:
         """What is done to rewards has to reach the advantage."""
-        advantage, replaces = self.advantage, ("cosine_length", "step_reward")
+        advantage = self.advantage
         charged = self.kl is not None and self.kl.where == "reward"
-        shaped = [s.type for s in self.shaping if s.type != "truncated_mask"]
+        shaped = [s.type for s in self.shaping if s.moves_reward]
         named = "kl.where = 'reward'" if charged else f"shaping '{shaped[0]}'" if shaped else ""
         if named and not advantage.reads_reward:
             raise ValueError(
@@ -400,7 +405,7 @@ class RlStage(TrainStage):
                 f"dynamic_sampling with samples = {self.samples}: one sample has no contrast; set "
                 "samples to 2 or more, or leave dynamic_sampling out"
             )
-        if not advantage.reads_reward or any(s in replaces for s in shaped):
+        if not advantage.reads_reward or any(s.replaces_reward for s in self.shaping):
             raise ValueError(
                 "dynamic_sampling looks at the verifier's reward, which is not what trains with "
                 f"advantage '{advantage.type}' and shaping {shaped}; leave dynamic_sampling out"
@@ -408,7 +413,7 @@ class RlStage(TrainStage):
 
     def _check_corrections(self) -> None:
         """Corrections compare with the policy that sampled, once."""
-        weighting = [c.type for c in self.offpolicy if c.type != "veto"]
+        weighting = [c.type for c in self.offpolicy if c.weighs]
         if isinstance(self.objective, DecoupledPpo):
             weighting.insert(0, "decoupled_ppo")
         if len(weighting) > 1:
@@ -416,9 +421,7 @@ class RlStage(TrainStage):
                 f"offpolicy: {' and '.join(weighting)} would weigh the same gap twice; keep one of "
                 "them (and 'veto', if you like)"
             )
-        cuts = {"top_k": self.sampling.top_k, "min_p": self.sampling.min_p}
-        cuts |= {"top_p": 1 - self.sampling.top_p}
-        acting = [name for name, value in cuts.items() if value]
+        acting = self.sampling.cuts
         if (weighting or self.offpolicy) and acting:
             raise ValueError(
                 f"sampling.{acting[0]} with {(weighting or ['veto'])[0]!r}: log-probs are those of "

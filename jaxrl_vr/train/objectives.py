@@ -9,7 +9,6 @@ b rows of a micro-batch, T tokens of a row.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,63 +16,24 @@ import jax
 import jax.numpy as jnp
 from pydantic import Field, model_validator
 
+from jaxrl_vr import losses
 from jaxrl_vr.arrays import Mean, Metrics
 from jaxrl_vr.config import Config
 from jaxrl_vr.losses import policy
-from jaxrl_vr.losses.offpolicy import mismatch_metrics
-from jaxrl_vr.losses.supervised import cross_entropy
 from jaxrl_vr.rollout.batch import Batch
 from jaxrl_vr.train.offpolicy import OffpolicyConfig
 from jaxrl_vr.train.penalty import EntropyBonus, Kl
 
 Numbers = Mapping[str, Any]  # traced
+_SEQUENCE = ("old_logp", "adv", "mask", "segment_ids")  # what losses of whole rollouts take
 Objective = Callable[[jax.Array, jax.Array, Batch, Numbers], tuple[jax.Array, Metrics]]
-
-
-def _reinforce(logp: jax.Array, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
-    return policy.reinforce(logp, batch.adv, batch.mask)
-
-
-def _rft(logp: jax.Array, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
-    return policy.rft(logp, batch.adv, batch.mask)
-
-
-def _ratio(
-    loss: Callable[..., tuple[jax.Array, Metrics]],
-    logp: jax.Array,
-    batch: Batch,
-    numbers: Numbers,
-) -> tuple[jax.Array, Metrics]:
-    return loss(logp, batch.old_logp, batch.adv, batch.mask, **numbers)
-
-
-def _decoupled(logp: jax.Array, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
-    arrays = (batch.old_logp, batch.sampler_logp, batch.adv, batch.mask)
-    return policy.decoupled_ppo(logp, *arrays, **numbers)
-
-
-def _sequence(
-    loss: Callable[..., tuple[jax.Array, Metrics]],
-    logp: jax.Array,
-    batch: Batch,
-    numbers: Numbers,
-) -> tuple[jax.Array, Metrics]:
-    arrays = (batch.old_logp, batch.adv, batch.mask, batch.segment_ids)
-    return loss(logp, *arrays, **numbers)
-
-
-def _dpo(logp: jax.Array, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
-    # Pairs are packed one behind the other: segments 1 and 2, 3 and 4, and so on.
-    pair_ids = (batch.segment_ids + 1) // 2
-    assert batch.ref_logp is not None, "a stage with dpo has a reference"
-    return policy.packed_dpo(logp, batch.ref_logp, batch.adv, batch.mask, pair_ids, **numbers)
 
 
 class PolicyObjective(Config):
     """What all policy objectives have: a loss of `losses.policy`, whose keywords are the fields."""
 
-    compute: ClassVar[Callable[[jax.Array, Batch, Numbers], tuple[jax.Array, Metrics]]]
     loss: ClassVar[Any]
+    arrays: ClassVar[tuple[str, ...]] = ("old_logp", "adv", "mask")  # of the batch, that it takes
     has_ratio: ClassVar[bool] = True  # compares with an old policy
     needs_reference: ClassVar[bool] = False
     is_sequence: ClassVar[bool] = False  # one value for a whole rollout, at each of its tokens
@@ -85,12 +45,16 @@ class PolicyObjective(Config):
         """Its traced numbers; what is None is off and stays static."""
         return {k: v for k, v in self.model_dump(exclude={"type"}).items() if v is not None}
 
+    def compute(self, logp: jax.Array, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
+        """[b, T] loss of each token, and metrics."""
+        arrays = [getattr(batch, name) for name in self.arrays]
+        return type(self).loss(logp, *arrays, **numbers)
+
 
 class PpoClip(PolicyObjective):
     """The clipped surrogate of PPO and GRPO."""
 
     loss: ClassVar[Any] = staticmethod(policy.ppo_clip)
-    compute: ClassVar[Any] = functools.partial(_ratio, policy.ppo_clip)
     type: Literal["ppo_clip"] = "ppo_clip"
     """Which objective this is."""
     clip_low: float = Field(default=0.2, ge=0, le=1)
@@ -116,7 +80,7 @@ class Reinforce(PolicyObjective):
     """Plain policy gradient: every token's log-prob times its advantage."""
 
     loss: ClassVar[Any] = staticmethod(policy.reinforce)
-    compute: ClassVar[Any] = _reinforce
+    arrays: ClassVar[tuple[str, ...]] = ("adv", "mask")
     has_ratio: ClassVar[bool] = False
     type: Literal["reinforce"] = "reinforce"
     """Which objective this is."""
@@ -126,7 +90,7 @@ class Gspo(PolicyObjective):
     """GSPO: the clipped surrogate with the length-normalised ratio of the whole sequence."""
 
     loss: ClassVar[Any] = staticmethod(policy.gspo)
-    compute: ClassVar[Any] = functools.partial(_sequence, policy.gspo)
+    arrays: ClassVar[tuple[str, ...]] = _SEQUENCE
     is_sequence: ClassVar[bool] = True
     takes_token_advantages: ClassVar[bool] = False
     type: Literal["gspo"] = "gspo"
@@ -141,7 +105,7 @@ class GspoToken(PolicyObjective):
     """GSPO-token: GSPO's value and clipping, for advantages that differ within a sequence."""
 
     loss: ClassVar[Any] = staticmethod(policy.gspo_token)
-    compute: ClassVar[Any] = functools.partial(_sequence, policy.gspo_token)
+    arrays: ClassVar[tuple[str, ...]] = _SEQUENCE
     is_sequence: ClassVar[bool] = True
     type: Literal["gspo_token"] = "gspo_token"
     """Which objective this is."""
@@ -155,7 +119,7 @@ class Gmpo(PolicyObjective):
     """GMPO: the geometric mean of a sequence's clipped ratios."""
 
     loss: ClassVar[Any] = staticmethod(policy.gmpo)
-    compute: ClassVar[Any] = functools.partial(_sequence, policy.gmpo)
+    arrays: ClassVar[tuple[str, ...]] = _SEQUENCE
     is_sequence: ClassVar[bool] = True
     takes_token_advantages: ClassVar[bool] = False
     type: Literal["gmpo"] = "gmpo"
@@ -170,7 +134,6 @@ class Cispo(PolicyObjective):
     """CISPO: the importance weight is clipped and not the update, so that no token is dropped."""
 
     loss: ClassVar[Any] = staticmethod(policy.cispo)
-    compute: ClassVar[Any] = functools.partial(_ratio, policy.cispo)
     type: Literal["cispo"] = "cispo"
     """Which objective this is."""
     clip_low: float = Field(default=1.0, ge=0, le=1)
@@ -183,7 +146,7 @@ class OnlineMirrorDescent(PolicyObjective):
     """Kimi k1.5's online policy mirror descent, with `group_center` for its log Z."""
 
     loss: ClassVar[Any] = staticmethod(policy.online_mirror_descent)
-    compute: ClassVar[Any] = functools.partial(_sequence, policy.online_mirror_descent)
+    arrays: ClassVar[tuple[str, ...]] = _SEQUENCE
     is_sequence: ClassVar[bool] = True
     takes_token_advantages: ClassVar[bool] = False
     clip_fields: ClassVar[tuple[str, ...]] = ("tau",)
@@ -197,7 +160,6 @@ class Sapo(PolicyObjective):
     """SAPO: a soft gate on the ratio instead of a clip."""
 
     loss: ClassVar[Any] = staticmethod(policy.sapo)
-    compute: ClassVar[Any] = functools.partial(_ratio, policy.sapo)
     clip_fields: ClassVar[tuple[str, ...]] = ("tau_pos", "tau_neg")
     type: Literal["sapo"] = "sapo"
     """Which objective this is."""
@@ -211,7 +173,6 @@ class DppoTv(PolicyObjective):
     """DPPO with the total variation: the trust region is one of probability, not of ratio."""
 
     loss: ClassVar[Any] = staticmethod(policy.dppo_tv)
-    compute: ClassVar[Any] = functools.partial(_ratio, policy.dppo_tv)
     type: Literal["dppo_tv"] = "dppo_tv"
     """Which objective this is."""
     clip_low: float = Field(default=0.2, ge=0)
@@ -226,7 +187,6 @@ class DppoKl(PolicyObjective):
     """DPPO with the KL of the binary choice between a token and all others."""
 
     loss: ClassVar[Any] = staticmethod(policy.dppo_kl)
-    compute: ClassVar[Any] = functools.partial(_ratio, policy.dppo_kl)
     type: Literal["dppo_kl"] = "dppo_kl"
     """Which objective this is."""
     clip_low: float = Field(default=0.05, ge=0)
@@ -244,7 +204,7 @@ class DecoupledPpo(PolicyObjective):
     """
 
     loss: ClassVar[Any] = staticmethod(policy.decoupled_ppo)
-    compute: ClassVar[Any] = _decoupled
+    arrays: ClassVar[tuple[str, ...]] = ("old_logp", "sampler_logp", "adv", "mask")
     type: Literal["decoupled_ppo"] = "decoupled_ppo"
     """Which objective this is."""
     clip_low: float = Field(default=0.2, ge=0, le=1)
@@ -262,7 +222,7 @@ class Rft(PolicyObjective):
     """
 
     loss: ClassVar[Any] = staticmethod(policy.rft)
-    compute: ClassVar[Any] = _rft
+    arrays: ClassVar[tuple[str, ...]] = ("adv", "mask")
     has_ratio: ClassVar[bool] = False
     type: Literal["rft"] = "rft"
     """Which objective this is."""
@@ -276,7 +236,7 @@ class Dpo(PolicyObjective):
     """
 
     loss: ClassVar[Any] = staticmethod(policy.packed_dpo)
-    compute: ClassVar[Any] = _dpo
+    arrays: ClassVar[tuple[str, ...]] = ("ref_logp", "adv", "mask")
     has_ratio: ClassVar[bool] = False
     is_sequence: ClassVar[bool] = True
     takes_token_advantages: ClassVar[bool] = False
@@ -285,6 +245,12 @@ class Dpo(PolicyObjective):
     """Which objective this is."""
     beta: float = Field(default=0.1, gt=0)
     """Strength of the pull to the reference."""
+
+    def compute(self, logp: jax.Array, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
+        """[b, T] loss of each token, and metrics."""
+        # Pairs are packed one behind the other: segments 1 and 2, 3 and 4, and so on.
+        pair_ids = (batch.segment_ids + 1) // 2
+        return super().compute(logp, batch, {**numbers, "pair_ids": pair_ids})
 
 
 PolicyUnion = Annotated[
@@ -309,7 +275,7 @@ def supervised(
     logp: jax.Array, entropy: jax.Array, batch: Batch, numbers: Numbers
 ) -> tuple[jax.Array, Metrics]:
     """Maximum likelihood of demonstrations."""
-    return cross_entropy(logp, batch.mask)
+    return losses.cross_entropy(logp, batch.mask)
 
 
 def policy_objective(
@@ -323,32 +289,25 @@ def policy_objective(
     Its numbers are those of each part under the part's name: objective, offpolicy (a list), kl,
     entropy_bonus.
     """
-    compute = type(objective).compute
-    estimate = kl.estimate if kl is not None else None
-    is_in_loss = kl is not None and kl.where == "loss"
 
     def function(
         logp: jax.Array, entropy: jax.Array, batch: Batch, numbers: Numbers
     ) -> tuple[jax.Array, Metrics]:
-        mask = batch.mask
-        count = jnp.sum(mask)
-
-        def mean(value: jax.Array) -> Mean:
-            return Mean(jnp.sum(jnp.where(mask, value, 0.0)), count)
-
-        loss, metrics = compute(logp, batch, numbers["objective"])
+        loss, metrics = objective.compute(logp, batch, numbers["objective"])
         for correction, of_it in zip(offpolicy, numbers["offpolicy"], strict=True):
             weight, found = correction.compute(batch, of_it)
             loss, metrics = loss * weight, metrics | found
-        metrics = metrics | mismatch_metrics(logp, batch.sampler_logp, mask)
-        metrics["policy/entropy"] = mean(entropy)
-        if estimate is not None:
-            penalty = estimate(logp, batch)
-            metrics["policy/kl"] = mean(penalty)
-            if is_in_loss:
-                loss = loss + numbers["kl"] * penalty
+        bonus, of_entropy = losses.entropy_bonus(
+            entropy, batch.mask, coef=numbers.get("entropy_bonus", 0.0)
+        )
         if entropy_bonus is not None:
-            loss = loss - numbers["entropy_bonus"] * jnp.where(mask, entropy, 0.0)
+            loss = loss + bonus
+        metrics |= of_entropy | losses.mismatch_metrics(logp, batch.sampler_logp, batch.mask)
+        if kl is not None:
+            penalty = kl.estimate(logp, batch)
+            metrics["policy/kl"] = Mean(jnp.sum(penalty), jnp.sum(batch.mask))
+            if kl.where == "loss":
+                loss = loss + numbers["kl"] * penalty
         return loss, jax.lax.stop_gradient(metrics)
 
     return function

@@ -25,6 +25,7 @@ class OffpolicyConfig(Config):
 
     loss: ClassVar[Any]
     is_sequence: ClassVar[bool] = False  # looks at whole rollouts
+    weighs: ClassVar[bool] = True  # by the gap, and not only leaves out
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -136,6 +137,7 @@ class Veto(OffpolicyConfig):
 
     loss: ClassVar[Any] = staticmethod(offpolicy.veto)
     is_sequence: ClassVar[bool] = True
+    weighs: ClassVar[bool] = False
     type: Literal["veto"] = "veto"
     """Which correction this is."""
     threshold: float = Field(default=1e-4, gt=0)

@@ -5,18 +5,19 @@ b rows of a micro-batch, T tokens of a row.
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from pydantic import Field, PositiveFloat, model_validator
 
+from jaxrl_vr.arrays import Metrics
 from jaxrl_vr.config import Config
 from jaxrl_vr.losses import kl as estimators
 from jaxrl_vr.losses.entropy import adaptive_entropy
 from jaxrl_vr.rollout.batch import Batch
-from jaxrl_vr.train.advantage import compiled
 
 # By the type of a penalty, those that compare with nothing but the reference.
 _ESTIMATORS = {
@@ -26,6 +27,17 @@ _ESTIMATORS = {
     "k1_straight_through": estimators.k1_straight_through,
     "k3_straight_through": estimators.k3_straight_through,
 }
+
+
+@functools.cache
+def _charged(type_: str) -> Any:
+    """`kl_in_reward` with one estimator, compiled, and what it made of the rewards."""
+
+    def function(reward: jax.Array, *arrays: jax.Array, **numbers: Any) -> Any:
+        found = estimators.kl_in_reward(reward, *arrays, estimator=_ESTIMATORS[type_], **numbers)
+        return found, estimators.kl_reward_metrics(found, reward, arrays[-1])
+
+    return jax.jit(function)
 
 
 class AdaptiveKl(Config):
@@ -76,13 +88,20 @@ class Kl(Config):
             return estimators.unbiased_k3(logp, batch.old_logp, batch.ref_logp, batch.mask)
         return _ESTIMATORS[self.type](logp, batch.ref_logp, batch.mask)
 
-    def of_tokens(self, logp: np.ndarray, ref_logp: np.ndarray) -> np.ndarray:
-        """[P, G, T] log-probs -> [P, G, T] float32, the estimates that a reward loses by."""
-        P, G, T = logp.shape
-        function = compiled(_ESTIMATORS[self.type])
-        found = np.asarray(function(logp.reshape(P * G, T), ref_logp.reshape(P * G, T)))
-        found = found.reshape(P, G, T)  # B -> P, G
-        return np.maximum(found, 0.0) if self.clamp_at_zero else found
+    def token_reward(
+        self,
+        reward: np.ndarray,
+        logp: np.ndarray,
+        ref_logp: np.ndarray,
+        mask: np.ndarray,
+        *,
+        coef: float,
+    ) -> tuple[np.ndarray, Metrics]:
+        """[B] rewards and [B, T] log-probs -> [B, T] float32 rewards with the KL, and metrics."""
+        found, metrics = _charged(self.type)(
+            reward, logp, ref_logp, mask, coef=coef, clamp_at_zero=self.clamp_at_zero
+        )
+        return np.asarray(found), metrics
 
     def next_coef(self, coef: float, kl_of_rollouts: np.ndarray) -> float:
         """The coefficient after a step whose rollouts had these KLs, in nats."""

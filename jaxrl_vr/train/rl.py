@@ -195,7 +195,8 @@ class _Steps:
         kept = np.arange(len(groups))
         if stage.dynamic_sampling is not None:
             kept = _with_contrast(samples, metrics)
-            samples = samples.select(kept)
+        # Of few sizes, so that few programs are compiled.
+        samples = samples.select(kept).padded(_few(len(kept)))
         samples, carried = self._shaped(samples, carried)
         with ctx.phases("update"):
             # Scored before the first update, because the old policy is the one that sampled.
@@ -203,11 +204,11 @@ class _Steps:
             every = self._scored(state, every)
             samples, kl_of_rollouts = self._penalised(every, samples, carried, metrics)
             samples = self._valued(every, samples)
-            adv = self._advantages(samples)
+            adv = stage.advantage(samples)
             check_finite(f"stages.{stage.name} step {step + 1}", samples.reward, adv)
             every = self._with_returns(with_advantages(every, adv, samples), samples, metrics)
         of_all = np.zeros((len(groups), *adv.shape[1:]), np.float32)
-        of_all[kept] = adv
+        of_all[kept] = adv[: len(kept)]
         if ctx.config.logging.rollouts:
             self._log.write(step + 1, groups, ctx.decode, of_all)
         self._watch(groups, adv)
@@ -220,12 +221,6 @@ class _Steps:
 
     def _samples(self, groups: list[Group]) -> Samples:
         return samples_of(groups, self._ctx.decode, self._stage.sampling.max_new_tokens)
-
-    def _advantages(self, samples: Samples) -> np.ndarray:
-        """[P, G] or [P, G, T]; with dynamic sampling P is any number, and is rounded up."""
-        P = len(samples.reward)
-        padded = samples.padded(_few(P)) if self._stage.dynamic_sampling else samples
-        return self._stage.advantage(padded)[:P]
 
     def _shaped(self, samples: Samples, carried: Carried) -> tuple[Samples, Carried]:
         states = []
@@ -270,20 +265,14 @@ class _Steps:
         """With what values are trained towards."""
         if not isinstance(self._stage.advantage, Gae):
             return every
-        P, G, T = samples.mask.shape
-        padded = samples.padded(_few(P)) if self._stage.dynamic_sampling else samples
-        returns = self._stage.advantage.returns(padded)[:P]
+        returns = self._stage.advantage.returns(samples)
+        P, G, T = returns.shape
         assert samples.value is not None, "a stage with gae has a critic"
-        rows = [
-            np.pad(a.reshape(P * G, T), [(0, _few(P * G) - P * G), (0, 0)])
-            for a in (samples.value, returns, samples.mask & samples.trains[:, :, None])
-        ]
-        found = compiled(explained_variance)(*rows)
+        arrays = (samples.value, returns, samples.mask & samples.trains[:, :, None])
+        found = compiled(explained_variance)(*(a.reshape(P * G, T) for a in arrays))
         metrics.add({"value/explained_variance": Mean(float(found), 1)})
-        return [
-            dataclasses.replace(t, returns=r)
-            for t, r in zip(every, of_tokens(every, returns), strict=True)
-        ]
+        of_each = of_tokens(every, returns)
+        return [dataclasses.replace(t, returns=r) for t, r in zip(every, of_each, strict=True)]
 
     def _penalised(
         self, every: list[Trajectory], samples: Samples, carried: Carried, metrics: Accumulator
@@ -295,13 +284,15 @@ class _Steps:
         old_logp = [t.logp if t.old_logp is None else t.old_logp for t in every]
         logp = completions(old_logp, every, samples)
         ref_logp = completions([t.ref_logp for t in every], every, samples)
-        is_in_reward = kl.where == "reward"
-        nats = kl.of_tokens(logp, ref_logp) if is_in_reward else logp - ref_logp
-        nats = np.where(samples.mask & samples.valid[:, :, None], nats, 0.0)
-        if is_in_reward:
-            samples = dataclasses.replace(samples, penalty=carried.kl * nats)
-            metrics.add(_reward_metrics(samples))
-        return samples, nats.sum(2)[samples.valid]
+        mask = samples.mask & samples.valid[:, :, None]
+        if kl.where == "reward":
+            P, G, T = mask.shape
+            rows = [a.reshape(P * G, T) for a in (logp, ref_logp, mask)]  # P, G -> B
+            reward = samples.reward.reshape(P * G)
+            found, of_it = kl.token_reward(reward, *rows, coef=carried.kl)
+            samples = dataclasses.replace(samples, token_reward=found.reshape(P, G, T))
+            metrics.add(jax.device_get(of_it))
+        return samples, np.where(mask, logp - ref_logp, 0.0).sum(2)[samples.valid]
 
     def _optimize(
         self,
@@ -445,10 +436,3 @@ def _shuffled(samples: Samples, seed: tuple[int, int]) -> Samples:
     dealt = {name: deal(getattr(samples, name)) for name in names}
     components = {name: deal(array) for name, array in samples.components.items()}
     return dataclasses.replace(samples, **dealt, components=components)
-
-
-def _reward_metrics(samples: Samples) -> Metrics:
-    """Means over the rollouts that were scored."""
-    task, total = samples.reward[samples.valid], samples.total()[samples.valid]
-    values = {"reward/task": task, "reward/kl": total - task, "reward/total": total}
-    return {name: Mean(float(value.sum()), value.size) for name, value in values.items()}

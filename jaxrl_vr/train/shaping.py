@@ -6,7 +6,7 @@ P prompts, G samples of a prompt.
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, PositiveInt
@@ -20,7 +20,14 @@ from jaxrl_vr.train.advantage import compiled
 State = dict[str, Any]  # what a shaping keeps from step to step, for JSON
 
 
-class OverlongPenalty(Config):
+class ShapingConfig(Config):
+    """What all shapings have."""
+
+    moves_reward: ClassVar[bool] = True  # and so has to reach the advantage
+    replaces_reward: ClassVar[bool] = False  # what the verifier gave is gone
+
+
+class OverlongPenalty(ShapingConfig):
     """DAPO's soft punishment of answers that come near the limit."""
 
     type: Literal["overlong_penalty"] = "overlong_penalty"
@@ -43,10 +50,11 @@ class OverlongPenalty(Config):
         return _with(samples, samples.reward + np.asarray(added)), state
 
 
-class TruncatedMask(Config):
+class TruncatedMask(ShapingConfig):
     """DAPO's overlong filtering: a rollout that the limit cut counts in its group, but does not
     train."""
 
+    moves_reward: ClassVar[bool] = False
     type: Literal["truncated_mask"] = "truncated_mask"
     """Which shaping this is."""
 
@@ -56,7 +64,7 @@ class TruncatedMask(Config):
         return dataclasses.replace(samples, trains=trains), state
 
 
-class KimiLength(Config):
+class KimiLength(ShapingConfig):
     """Kimi k1.5's reward for short answers among those of a group."""
 
     type: Literal["kimi_length"] = "kimi_length"
@@ -78,9 +86,10 @@ class KimiLength(Config):
         return samples, {"is_on": is_on}
 
 
-class CosineLength(Config):
+class CosineLength(ShapingConfig):
     """A reward by length along half a cosine, in place of the verifier's."""
 
+    replaces_reward: ClassVar[bool] = True
     type: Literal["cosine_length"] = "cosine_length"
     """Which shaping this is."""
     max_length: PositiveInt | None = None
@@ -108,7 +117,7 @@ class CosineLength(Config):
         return _with(samples, np.asarray(reward)), state
 
 
-class StopProperly(Config):
+class StopProperly(ShapingConfig):
     """Scales the reward of answers that the limit cut."""
 
     type: Literal["stop_properly"] = "stop_properly"
@@ -123,7 +132,7 @@ class StopProperly(Config):
         return _with(samples, np.asarray(reward)), state
 
 
-class FormatGate(Config):
+class FormatGate(ShapingConfig):
     """Only answers in the required form keep their reward."""
 
     type: Literal["format_gate"] = "format_gate"
@@ -140,7 +149,7 @@ class FormatGate(Config):
         return _with(samples, np.asarray(reward)), state
 
 
-class LanguageConsistency(Config):
+class LanguageConsistency(ShapingConfig):
     """DeepSeek-R1's reward for thinking in the language asked for."""
 
     type: Literal["language_consistency"] = "language_consistency"
@@ -157,9 +166,10 @@ class LanguageConsistency(Config):
         return _with(samples, np.asarray(reward)), state
 
 
-class StepReward(Config):
+class StepReward(ShapingConfig):
     """A reward from the scores of the reasoning steps, in place of the verifier's."""
 
+    replaces_reward: ClassVar[bool] = True
     type: Literal["step_reward"] = "step_reward"
     """Which shaping this is."""
     reduce: Literal["min", "product", "mean"] = "min"

@@ -61,7 +61,7 @@ def test_samples():
     found = samples_of(GROUPS, decode, 9)
     assert set(vars(found)) == {
         *expected,
-        *("components", "mask", "penalty", "value", "step_value", "step_end", "step_mask"),
+        *("components", "mask", "token_reward", "value", "step_value", "step_end", "step_mask"),
     }
     for name, values in expected.items():
         array = getattr(found, name)

@@ -13,6 +13,7 @@ from jaxrl_vr.rollout.groups import Samples
 from jaxrl_vr.train.advantage import Advantage, compiled
 from jaxrl_vr.train.objectives import PolicyUnion
 from jaxrl_vr.train.offpolicy import Offpolicy
+from jaxrl_vr.train.penalty import Kl
 from jaxrl_vr.train.shaping import Shaping
 from jaxrl_vr.train.weights import Weights
 
@@ -180,18 +181,25 @@ def test_multi_reward_norm_names_an_unknown_component():
         choice(samples())
 
 
-def test_penalties_are_taken_from_the_reward():
-    penalty = np.full((3, 4, 6), 0.25, np.float32)
-    charged = samples(penalty=penalty)
-    # 0.25 for each of the completion's tokens.
-    np.testing.assert_allclose(charged.total(), REWARD - 0.25 * COMPLETION)
-    tokens = charged.token_reward()
-    np.testing.assert_allclose(tokens.sum(2), charged.total())
+def test_rewards_charged_with_their_kl():
+    mask = samples().mask
+    reward = REWARD.reshape(-1)
+    logp, ref_logp = np.full((12, 6), -1.0, np.float32), np.full((12, 6), -1.5, np.float32)
+    kl = Kl(type="k1", coef=0.1, where="reward")
+    found, metrics = kl.token_reward(reward, logp, ref_logp, mask.reshape(12, 6), coef=0.5)
+    # 0.5 x 0.5 nats for each of the completion's tokens.
+    charged = samples(token_reward=found.reshape(3, 4, 6))
+    np.testing.assert_allclose(charged.total(), REWARD - 0.25 * COMPLETION, atol=1e-6)
     # The first completion has two tokens: -0.25, and 1 - 0.25 at the last.
-    np.testing.assert_allclose(tokens[0, 0], [-0.25, 0.75, 0, 0, 0, 0])
-    found = choose(Advantage, type="group_center")(charged)
+    np.testing.assert_allclose(charged.token_reward[0, 0], [-0.25, 0.75, 0, 0, 0, 0])
+    assert float(metrics["reward/kl"].sum) == pytest.approx(-0.25 * COMPLETION.sum())
+    adv = choose(Advantage, type="group_center")(charged)
     expected = reference.group_center(REWARD - 0.25 * COMPLETION, VALID)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(adv, expected, atol=1e-6)
+    # Nothing below 0 is charged where that is asked for.
+    kl = Kl(type="k1", coef=0.1, where="reward", clamp_at_zero=True)
+    found, _ = kl.token_reward(reward, ref_logp, logp, mask.reshape(12, 6), coef=0.5)
+    np.testing.assert_allclose(found.sum(1), reward)
 
 
 @pytest.mark.parametrize(
