@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import jax
 
-from jaxrl_vr.data.demonstrations import load_demonstrations
-from jaxrl_vr.data.mixture import Mixture
-from jaxrl_vr.data.prompts import Prompt, load_prompts
-from jaxrl_vr.data.tokenizer import Tokenizer
-from jaxrl_vr.train.config import (
-    RlStage,
-    RunConfig,
-    SftStage,
-    StageBase,
-    TrainStage,
-    stage_of,
-    tasks_of,
-)
+from jaxrl_vr.train.config import RlStage, RunConfig, SftStage, TrainStage
 from jaxrl_vr.verifiers.pool import Pool
-from jaxrl_vr.verifiers.spec import check_references
 
 
 def check_sizes(config: RunConfig, context: int, mesh: jax.sharding.Mesh) -> None:
@@ -46,43 +31,14 @@ def check_sizes(config: RunConfig, context: int, mesh: jax.sharding.Mesh) -> Non
         if isinstance(stage, RlStage):
             new = stage.sampling.max_new_tokens
             _check_room(f"stages.{stage.name}", new, context)
-            prompt = min(stage.max_prompt_tokens or context, context - new)
+            prompt = stage.longest_prompt(context)
             sum_of = f"max_prompt_tokens = {prompt} + max_new_tokens = {new}"
             if stage.sequences_together > 1:
                 sum_of = f"{stage.sequences_together} x ({sum_of}), for a pair lies in one row"
             _check_row_length(stage, stage.sequences_together * (prompt + new), sum_of)
         if isinstance(stage, SftStage):
-            longest = min(stage.max_tokens or context, context)
+            longest = stage.longest(context)
             _check_row_length(stage, longest, f"max_tokens = {longest}")
-
-
-def check_data(config: RunConfig, stage: StageBase, tokenizer: Tokenizer, context: int) -> None:
-    """Raises ValueError if data of a stage is missing or faulty, as its start would.
-
-    Left out is what the run itself has still to write. Of a source without end, one item is made.
-    """
-    sources = [] if not isinstance(stage, TrainStage) else _there(config, stage.data)
-    if isinstance(stage, SftStage) and sources:
-        longest = min(stage.max_tokens or context, context)
-        _try(
-            load_demonstrations(
-                sources,
-                tokenizer,
-                loss_on=stage.loss_on,
-                max_tokens=longest,
-                seed=config.stage_seed(stage),
-            )
-        )
-    if isinstance(stage, RlStage) and sources:
-        room = context - stage.sampling.max_new_tokens
-        longest = min(stage.max_prompt_tokens or room, room)
-        seed = config.stage_seed(stage)
-        _try_prompts(load_prompts(sources, tokenizer, max_prompt_tokens=longest, seed=seed))
-    for task in map(config.task, tasks_of(stage)):
-        sources, room = _there(config, task.data), context - task.sampling.max_new_tokens
-        if sources:
-            mixture = load_prompts(sources, tokenizer, max_prompt_tokens=room, seed=config.seed)
-            _try_prompts(mixture)
 
 
 def check_verifiers(
@@ -95,29 +51,6 @@ def check_verifiers(
         if source.verifier is not None
     }
     pool.check(specs, waiting=waiting)
-
-
-def _there(config: RunConfig, names: Sequence[str]) -> list[Any]:
-    own = Path(config.run_dir).absolute()
-    return [
-        source
-        for source in config.sources(names)
-        if stage_of(source) is None
-        and not Path(getattr(source, "path", "/")).absolute().is_relative_to(own)
-    ]
-
-
-def _try_prompts(mixture: Mixture[Prompt]) -> None:
-    _try(mixture)
-    for stream in mixture.streams:
-        if stream.size is not None:
-            check_references(stream.get(i).example for i in range(stream.size))
-
-
-def _try(mixture: Mixture[Any]) -> None:
-    for stream in mixture.streams:
-        if stream.size is None:
-            stream.get(0)
 
 
 def oddities(config: RunConfig) -> list[str]:

@@ -168,6 +168,10 @@ class Task(Config):
     sampling: SamplingConfig
     """How to sample; temperature 0 is greedy."""
 
+    def longest_prompt(self, context: int) -> int:
+        """Tokens of a prompt at most, in a model's context."""
+        return context - self.sampling.max_new_tokens
+
     @model_validator(mode="after")
     def _check(self) -> Task:
         if self.samples > 1 and self.sampling.temperature == 0:
@@ -238,6 +242,10 @@ class SftStage(TrainStage):
     """Longer demonstrations are left out and counted; None is the model's context."""
     weights: Annotated[TokenMean | SequenceMean, Field(discriminator="type")] = TokenMean()
     """How token losses are averaged."""
+
+    def longest(self, context: int) -> int:
+        """Tokens of a demonstration at most, in a model's context."""
+        return min(self.max_tokens or context, context)
 
 
 class DynamicSampling(Config):
@@ -427,6 +435,11 @@ class RlStage(TrainStage):
                 f"sampling.{acting[0]} with {(weighting or ['veto'])[0]!r}: log-probs are those of "
                 "the whole distribution, and rollouts come from a cut one; leave one of them out"
             )
+
+    def longest_prompt(self, context: int) -> int:
+        """Tokens of a prompt at most, in a model's context."""
+        room = context - self.sampling.max_new_tokens
+        return min(self.max_prompt_tokens or room, room)
 
     @property
     def num_warmup_steps(self) -> int:

@@ -15,8 +15,9 @@ from jaxrl_vr.metrics.throughput import Phases
 from jaxrl_vr.metrics.writer import Writer
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sampler.engine import SlotEngine
-from jaxrl_vr.train.config import STAGE_PREFIX, RunConfig, StageBase, stage_of
+from jaxrl_vr.train.config import RunConfig, StageBase
 from jaxrl_vr.train.interrupt import Interrupt
+from jaxrl_vr.train.mixtures import Mixtures
 from jaxrl_vr.types import Sampling
 from jaxrl_vr.verifiers.pool import Pool
 
@@ -30,6 +31,7 @@ class Context:
     mesh: jax.sharding.Mesh
     model: Transformer
     tokenizer: Tokenizer
+    mixtures: Mixtures
     console: Console
     writer: Writer
     phases: Phases
@@ -52,16 +54,6 @@ class Context:
     def sampling(self, sampling: Any) -> Sampling:
         """A sampling config with the tokenizer's stop ids."""
         return sampling.values(self.tokenizer.eos_ids)
-
-    def sources(self, names: Sequence[str]) -> list[Any]:
-        """The data sources of these names; what a stage wrote is looked up in its folder."""
-        found = []
-        for source in self.config.sources(names):
-            if stage_of(source) is not None:
-                path = self.folder / "stages" / source.path.removeprefix(STAGE_PREFIX)
-                source = source.model_copy(update={"path": str(path)})
-            found.append(source)
-        return found
 
     def stage_folder(self, name: str) -> Path:
         """The folder of a stage."""

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_vr.data.mixture import Mixture
-from jaxrl_vr.data.prompts import Prompt, load_prompts
+from jaxrl_vr.data.prompts import Prompt
 from jaxrl_vr.rollout.collect import collect
 from jaxrl_vr.rollout.groups import score_of
 from jaxrl_vr.train.config import Task
@@ -99,14 +98,9 @@ def evaluate(ctx: Context, task: Task, params: Any, stage: str, step: int | None
 
 def task_prompts(ctx: Context, task: Task) -> list[Prompt]:
     """All prompts of a task, in their own order."""
-    room = ctx.model.max_length - task.sampling.max_new_tokens
-    mixture: Mixture[Prompt] = load_prompts(
-        ctx.sources(task.data),
-        ctx.tokenizer,
-        max_prompt_tokens=room,
-        seed=ctx.config.seed,
-    )
-    ctx.report_dropped(f"task {task.name}", mixture.dropped, room)
+    mixture = ctx.mixtures.problems(task)
+    longest = task.longest_prompt(ctx.model.max_length)
+    ctx.report_dropped(f"task {task.name}", mixture.dropped, longest)
     return mixture.everything()
 
 

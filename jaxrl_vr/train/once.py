@@ -38,8 +38,8 @@ def _opened(config: RunConfig, init: str, metrics: Path | None) -> Iterator[tupl
         if metrics is None:
             metrics = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # Not entered: there is nothing to save, so a signal may end these commands anywhere.
-        mesh, built = build(config)
-        ctx = open_context(config, mesh, built, metrics, stack, Interrupt())
+        mesh, built, mixtures = build(config)
+        ctx = open_context(config, mesh, built, mixtures, metrics, stack, Interrupt())
         yield ctx, ctx.load_init(StageBase(name="once", init=init))
 
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from jaxrl_vr.data.mixture import Mixture
-from jaxrl_vr.data.prompts import Prompt, load_prompts
+from jaxrl_vr.data.prompts import Prompt
 from jaxrl_vr.losses.advantages import has_contrast
 from jaxrl_vr.losses.value import explained_variance
 from jaxrl_vr.metrics.accumulate import Accumulator
@@ -50,14 +50,8 @@ _NO_CONTRAST_STEPS = 10
 
 def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
     """Runs the stage; returns the final parameters and its evaluations."""
-    room = ctx.model.max_length - stage.sampling.max_new_tokens
-    max_prompt = min(stage.max_prompt_tokens or room, room)
-    mixture = load_prompts(
-        ctx.sources(stage.data),
-        ctx.tokenizer,
-        max_prompt_tokens=max_prompt,
-        seed=ctx.config.stage_seed(stage),
-    )
+    max_prompt = stage.longest_prompt(ctx.model.max_length)
+    mixture = ctx.mixtures.prompts(stage)
     ctx.report_dropped(stage.name, mixture.dropped, max_prompt)
     steps = _Steps(ctx, stage, max_prompt)
 

@@ -26,7 +26,7 @@ from jaxrl_vr.metrics.throughput import Phases
 from jaxrl_vr.metrics.writer import Writer
 from jaxrl_vr.models import hf
 from jaxrl_vr.sharding import make_mesh
-from jaxrl_vr.train.check import check_data, check_sizes, check_verifiers, oddities
+from jaxrl_vr.train.check import check_sizes, check_verifiers, oddities
 from jaxrl_vr.train.config import (
     EvalStage,
     ExportStage,
@@ -46,6 +46,7 @@ from jaxrl_vr.train.folder import (
     write_json,
 )
 from jaxrl_vr.train.interrupt import Interrupt
+from jaxrl_vr.train.mixtures import Mixtures
 from jaxrl_vr.train.models import Built, build_model, check_init, export_folder, load_init
 from jaxrl_vr.train.rl import run_rl
 from jaxrl_vr.train.sft import run_sft
@@ -71,10 +72,10 @@ def run(config: RunConfig) -> dict[str, Any]:
         stack.enter_context(held(folder))
         done = check_folder(config, folder)
         begin(config, folder)
-        mesh, built = build(config)
-        _check_stages(config, built, done)
+        mesh, built, mixtures = build(config)
+        _check_stages(config, built, mixtures, done)
         interrupt = stack.enter_context(Interrupt())
-        ctx = open_context(config, mesh, built, folder, stack, interrupt)
+        ctx = open_context(config, mesh, built, mixtures, folder, stack, interrupt)
         for oddity in oddities(config):
             ctx.console.warn(oddity)
         for stage in config.stages:
@@ -105,9 +106,9 @@ def check(config: RunConfig) -> list[str]:
             f"model.path = {config.model.path!r} is no folder here but may be on the hub, so "
             "nothing that depends on the model was checked: sizes, init, data"
         ]
-    _, built = build(config)
+    _, built, mixtures = build(config)
     left_out = [s for s in config.stages if s.name not in done and hf.is_hub_id(s.init)]
-    _check_stages(config, built, done, away=[s.name for s in left_out])
+    _check_stages(config, built, mixtures, done, away=[s.name for s in left_out])
     return [
         f"stages.{stage.name}.init = {stage.init!r} is no folder here but may be on the hub, so it "
         "was not checked"
@@ -115,16 +116,25 @@ def check(config: RunConfig) -> list[str]:
     ]
 
 
-def build(config: RunConfig) -> tuple[jax.sharding.Mesh, Built]:
-    """The devices and the model of a run; raises ValueError where the config does not fit them."""
+def build(config: RunConfig) -> tuple[jax.sharding.Mesh, Built, Mixtures]:
+    """The devices, the model and (still to be opened) the data of a run.
+
+    Raises:
+      ValueError: the config does not fit devices or model.
+    """
     mesh = make_mesh(config.mesh)
     built = build_model(config)
     check_sizes(config, built.model.max_length, mesh)
-    return mesh, built
+    return mesh, built, Mixtures(config, built.tokenizer, built.model.max_length)
 
 
 def _check_stages(
-    config: RunConfig, built: Built, done: list[str], *, away: Sequence[str] = ()
+    config: RunConfig,
+    built: Built,
+    mixtures: Mixtures,
+    done: list[str],
+    *,
+    away: Sequence[str] = (),
 ) -> None:
     """Refuses stages that are still to come and would fail when they start.
 
@@ -134,7 +144,7 @@ def _check_stages(
         if stage.name not in done:
             if stage.name not in away:
                 check_init(config, Path(config.run_dir), built, stage, done)
-            check_data(config, stage, built.tokenizer, built.model.max_length)
+            mixtures.check(stage)
             if isinstance(stage, ExportStage):
                 hf.check_export_folder(export_folder(config, stage))
 
@@ -143,6 +153,7 @@ def open_context(
     config: RunConfig,
     mesh: jax.sharding.Mesh,
     built: Built,
+    mixtures: Mixtures,
     metrics: Path,
     stack: contextlib.ExitStack,
     interrupt: Interrupt,
@@ -151,7 +162,7 @@ def open_context(
 
     Args:
       config: of the run; what its stages made is looked up in its `run_dir`.
-      mesh, built: what `build` made of it.
+      mesh, built, mixtures: what `build` made of it.
       metrics: folder that metrics are written to.
       stack: closes everything again.
       interrupt: asked where the work can end.
@@ -168,6 +179,7 @@ def open_context(
         mesh=mesh,
         model=built.model,
         tokenizer=built.tokenizer,
+        mixtures=mixtures,
         console=console,
         writer=writer,
         phases=Phases(),

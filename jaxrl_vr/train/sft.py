@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from jaxrl_vr.data.demonstrations import load_demonstrations
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.rollout.batch import Shape, Trajectory, build
 from jaxrl_vr.train.config import SftStage
@@ -19,14 +18,8 @@ from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
 
 def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
     """Runs the stage; returns the final parameters and its evaluations."""
-    max_tokens = min(stage.max_tokens or ctx.model.max_length, ctx.model.max_length)
-    mixture = load_demonstrations(
-        ctx.sources(stage.data),
-        ctx.tokenizer,
-        loss_on=stage.loss_on,
-        max_tokens=max_tokens,
-        seed=ctx.config.stage_seed(stage),
-    )
+    max_tokens = stage.longest(ctx.model.max_length)
+    mixture = ctx.mixtures.demonstrations(stage)
     ctx.report_dropped(stage.name, mixture.dropped, max_tokens)
     shape = Shape(stage.micro.row_length or max_tokens, stage.micro.rows)
     learner = Learner(
