@@ -20,10 +20,12 @@ from typing import Any, NamedTuple, TypeGuard, get_args
 
 from jaxrl_vr import losses
 from jaxrl_vr.config import Config, load
-from jaxrl_vr.train.config import DynamicSampling, RunConfig, SftStage
+from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.critic import CriticConfig
 from jaxrl_vr.train.penalty import EntropyBonus
+from jaxrl_vr.train.rl_stage import DynamicSampling
 from jaxrl_vr.train.shaping import TruncatedMask
+from jaxrl_vr.train.stages import SftStage
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "losses.md"

@@ -17,7 +17,9 @@ from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import declare
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 from jaxrl_vr.train.arithmetic import arithmetic
-from jaxrl_vr.train.config import RlStage, RunConfig, TrainStage
+from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.stages import TrainStage
 from jaxrl_vr.types import Message
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.toml"))

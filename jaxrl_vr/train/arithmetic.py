@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-from jaxrl_vr.train.config import RlStage, RunConfig, SftStage
+from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.stages import SftStage
 
 
 def arithmetic(config: RunConfig) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_vr.train.config import RlStage
 from jaxrl_vr.train.objectives import Numbers
+from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.shaping import State
 
 _KEY = "carried"

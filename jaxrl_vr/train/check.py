@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import jax
 
-from jaxrl_vr.train.config import RlStage, RunConfig, SftStage, TrainStage
+from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.stages import SftStage, TrainStage
 from jaxrl_vr.verifiers.pool import Pool
 
 

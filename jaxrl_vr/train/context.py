@@ -15,9 +15,10 @@ from jaxrl_vr.metrics.throughput import Phases
 from jaxrl_vr.metrics.writer import Writer
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sampler.engine import SlotEngine
-from jaxrl_vr.train.config import RunConfig, StageBase
+from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.interrupt import Interrupt
 from jaxrl_vr.train.mixtures import Mixtures
+from jaxrl_vr.train.stages import StageBase
 from jaxrl_vr.types import Sampling
 from jaxrl_vr.verifiers.pool import Pool
 

@@ -11,8 +11,8 @@ from typing import Any
 from jaxrl_vr.data.prompts import Prompt
 from jaxrl_vr.rollout.collect import collect
 from jaxrl_vr.rollout.groups import score_of
-from jaxrl_vr.train.config import Task
 from jaxrl_vr.train.context import Context
+from jaxrl_vr.train.stages import Task
 from jaxrl_vr.types import Group
 from jaxrl_vr.verifiers.passk import maj_at_k, pass_at_k
 from jaxrl_vr.verifiers.spec import build

@@ -12,14 +12,46 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from jaxrl_vr.checkpoint import Checkpoints
 from jaxrl_vr.config import ConfigError, difference, dump, load
-from jaxrl_vr.train.config import MAY_CHANGE, RlStage, RunConfig, TrainStage, settled
+from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.evaluate import Evaluation
+from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.stages import TrainStage, tasks_of
+
+MAY_CHANGE = ("run_dir", "logging", "checkpoint", "mesh", "engine", "verifiers.workers")
+"""Keys a resumed run may change at any time. A different mesh gives the same numbers to rounding;
+the number of verifier workers changes no score, as their limits would. What else may change depends
+on how far the run is: see `settled`."""
+
+
+def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[str, Any]:
+    """The part of a config that a resumed run has to keep, but for `MAY_CHANGE`.
+
+    A stage that has begun keeps its table and its data. `eval` and `steps` may change until it is
+    done, `steps` only where no learning-rate schedule hangs on it (`train.folder` checks that). A
+    stage that is done keeps these too, and its tasks with their data. What only later stages use
+    is not settled, so that a fault in it can be corrected.
+
+    Args:
+      config: of the run.
+      num_begun: so many stages, from the first on, have begun.
+      done: names of those that are done.
+    """
+    stages = config.stages[:num_begun]
+    tasks = {name for stage in stages if stage.name in done for name in tasks_of(stage)}
+    data = {name for stage in stages if isinstance(stage, TrainStage) for name in stage.data}
+    data |= {name for task in tasks for name in config.task(task).data}
+    open_keys = {"eval", "steps"}
+    return config.model_dump() | {
+        "stages": [s.model_dump(exclude=None if s.name in done else open_keys) for s in stages],
+        "tasks": [t.model_dump() for t in config.tasks if t.name in tasks],
+        "data": [s.model_dump() for s in config.data if s.name in data],
+    }
 
 
 @contextlib.contextmanager

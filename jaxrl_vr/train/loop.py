@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jaxrl_vr.checkpoint import Checkpoints, SaveFailed, parameter_hash
 from jaxrl_vr.data.mixture import Mixture
 from jaxrl_vr.metrics.accumulate import Accumulator
-from jaxrl_vr.train.config import TrainStage
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation, evaluate
 from jaxrl_vr.train.interrupt import Interrupted
+from jaxrl_vr.train.stages import TrainStage
 from jaxrl_vr.train.state import TrainState, create
 from jaxrl_vr.types import Mean, Metrics
 

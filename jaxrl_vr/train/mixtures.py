@@ -11,17 +11,9 @@ from jaxrl_vr.data.demonstrations import Demonstration, load_demonstrations
 from jaxrl_vr.data.mixture import Mixture
 from jaxrl_vr.data.prompts import Prompt, load_prompts
 from jaxrl_vr.data.tokenizer import Tokenizer
-from jaxrl_vr.train.config import (
-    STAGE_PREFIX,
-    RlStage,
-    RunConfig,
-    SftStage,
-    StageBase,
-    Task,
-    TrainStage,
-    stage_of,
-    tasks_of,
-)
+from jaxrl_vr.train.config import STAGE_PREFIX, RunConfig, stage_of
+from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.stages import SftStage, StageBase, Task, TrainStage, tasks_of
 from jaxrl_vr.verifiers.spec import check_references
 
 A = TypeVar("A")

@@ -16,14 +16,9 @@ from jaxrl_vr.models import hf, params
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sharding import TRAIN_RULES
-from jaxrl_vr.train.config import (
-    ExportStage,
-    PretrainedModel,
-    RunConfig,
-    StageBase,
-    TrainStage,
-)
+from jaxrl_vr.train.config import PretrainedModel, RunConfig
 from jaxrl_vr.train.folder import result_file
+from jaxrl_vr.train.stages import ExportStage, StageBase, TrainStage
 
 
 @dataclasses.dataclass(frozen=True)

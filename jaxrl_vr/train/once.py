@@ -15,12 +15,14 @@ from jaxrl_vr.data.prompts import prompt
 from jaxrl_vr.data.template import ChatTemplate, PlainTemplate
 from jaxrl_vr.models.hf import FileDtype
 from jaxrl_vr.sampler.generate import generate
-from jaxrl_vr.train.config import EvalStage, RlStage, RunConfig, StageBase
+from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import evaluate, write_answers
 from jaxrl_vr.train.folder import held
 from jaxrl_vr.train.interrupt import Interrupt
+from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.run import build, export, open_context, show_evaluations
+from jaxrl_vr.train.stages import EvalStage, StageBase
 from jaxrl_vr.types import Example
 
 

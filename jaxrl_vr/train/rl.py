@@ -34,12 +34,12 @@ from jaxrl_vr.rollout.groups import (
 from jaxrl_vr.sharding import to_host
 from jaxrl_vr.train.advantage import Gae, compiled
 from jaxrl_vr.train.carried import Carried
-from jaxrl_vr.train.config import RlStage
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.critic import critic_learner, critic_state
 from jaxrl_vr.train.evaluate import Evaluation
 from jaxrl_vr.train.loop import Cursor, run_stage, take
 from jaxrl_vr.train.objectives import Dpo, policy_objective
+from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
 from jaxrl_vr.types import Group, Mean, Metrics

@@ -27,14 +27,7 @@ from jaxrl_vr.metrics.writer import Writer
 from jaxrl_vr.models import hf
 from jaxrl_vr.sharding import make_mesh
 from jaxrl_vr.train.check import check_sizes, check_verifiers, oddities
-from jaxrl_vr.train.config import (
-    EvalStage,
-    ExportStage,
-    PretrainedModel,
-    RlStage,
-    RunConfig,
-    SftStage,
-)
+from jaxrl_vr.train.config import PretrainedModel, RunConfig
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation, evaluate, write_answers
 from jaxrl_vr.train.folder import (
@@ -49,7 +42,9 @@ from jaxrl_vr.train.interrupt import Interrupt
 from jaxrl_vr.train.mixtures import Mixtures
 from jaxrl_vr.train.models import Built, build_model, check_init, export_folder, load_init
 from jaxrl_vr.train.rl import run_rl
+from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.sft import run_sft
+from jaxrl_vr.train.stages import EvalStage, ExportStage, SftStage
 from jaxrl_vr.types import Group
 from jaxrl_vr.verifiers.pool import Pool
 

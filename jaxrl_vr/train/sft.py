@@ -7,11 +7,11 @@ import numpy as np
 
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.rollout.batch import Shape, Trajectory, build
-from jaxrl_vr.train.config import SftStage
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation
 from jaxrl_vr.train.loop import Cursor, run_stage, take
 from jaxrl_vr.train.objectives import supervised
+from jaxrl_vr.train.stages import SftStage
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
 

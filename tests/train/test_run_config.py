@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 from inprocess import MODEL, ONES, call, config, evaluation, rl, sft
 
 from jaxrl_vr.config import ConfigError, difference, load, parse
-from jaxrl_vr.train.config import MAY_CHANGE, RlStage, RunConfig, settled
+from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.folder import MAY_CHANGE, settled
 from jaxrl_vr.train.optimizer import Schedule
+from jaxrl_vr.train.rl_stage import RlStage
 
 FILE = """
 [[data]]

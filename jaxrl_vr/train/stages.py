@@ -1,0 +1,171 @@
+"""The stages of a run but RL's, and what stages share: what a config says of each.
+
+How they run is in sft.py, evaluate.py and run.py; RL's stage is in rl_stage.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from jaxrl_vr.config import Config, LocalPath
+from jaxrl_vr.data.demonstrations import LossOn
+from jaxrl_vr.train.optimizer import AdamW
+from jaxrl_vr.train.weights import SequenceMean, TokenMean
+from jaxrl_vr.types import Sampling
+
+
+class SamplingConfig(Config):
+    """How completions are sampled."""
+
+    max_new_tokens: PositiveInt
+    """Completion tokens at most; what is longer is cut and counts as truncated."""
+    temperature: float = Field(default=1.0, ge=0)
+    """1 samples from the model itself, 0 is greedy. RL needs contrast: keep it near 1."""
+    top_k: int = Field(default=0, ge=0, le=2**31 - 1)
+    """Only the k most likely tokens; 0 is off."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Only the most likely tokens that together reach this probability; 1 is off."""
+    min_p: float = Field(default=0.0, ge=0, lt=1)
+    """Only tokens with at least this share of the most likely one's probability; 0 is off."""
+
+    @model_validator(mode="after")
+    def _check(self) -> SamplingConfig:
+        acting = self.cuts
+        if self.temperature == 0 and acting:
+            raise ValueError(
+                f"{acting[0]} = {getattr(self, acting[0])} cannot act with temperature = 0, which "
+                "always takes the most likely token; leave it out, or raise the temperature"
+            )
+        return self
+
+    @property
+    def cuts(self) -> list[str]:
+        """Names of what cuts the distribution."""
+        cuts = {"top_k": self.top_k, "min_p": self.min_p, "top_p": 1 - self.top_p}
+        return [name for name, value in cuts.items() if value]
+
+    def values(self, stop_ids: Sequence[int]) -> Sampling:
+        """As the sampler takes them."""
+        return Sampling(**self.model_dump(), stop_ids=tuple(stop_ids))
+
+
+class Task(Config):
+    """An evaluation: problems, how they are sampled, how many times."""
+
+    name: str = Field(min_length=1)
+    """Name in metrics and tables."""
+    data: tuple[str, ...] = Field(min_length=1)
+    """Names of data sources; all their examples are used, so each needs an end or a `limit`."""
+    samples: PositiveInt = 1
+    """Completions of each problem: 1 with temperature 0 is greedy accuracy, more give avg@k."""
+    sampling: SamplingConfig
+    """How to sample; temperature 0 is greedy."""
+
+    def longest_prompt(self, context: int) -> int:
+        """Tokens of a prompt at most, in a model's context."""
+        return context - self.sampling.max_new_tokens
+
+    @model_validator(mode="after")
+    def _check(self) -> Task:
+        if self.samples > 1 and self.sampling.temperature == 0:
+            raise ValueError(
+                f"samples = {self.samples} with sampling.temperature = 0 would be the same answer "
+                "each time; raise the temperature, or set samples = 1"
+            )
+        return self
+
+
+class Micro(Config):
+    """How an optimizer step is cut into micro-batches."""
+
+    rows: PositiveInt = 8
+    """Rows of a micro-batch, over all devices; lower it when memory runs out."""
+    row_length: PositiveInt | None = None
+    """Tokens of a row, into which sequences are packed; None is the longest sequence possible."""
+
+
+class Periodic(Config):
+    """Evaluations during training."""
+
+    every: PositiveInt
+    """Steps between evaluations."""
+    tasks: tuple[str, ...] = Field(min_length=1)
+    """Names of tasks."""
+
+
+class StageBase(Config):
+    """What every stage has."""
+
+    name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")
+    """Name of the stage, of its folder, and in `init` of later ones."""
+    init: LocalPath = "previous"
+    """Weights to start from: `previous`, `base` (those of [model]), a stage's name, or a path."""
+
+
+class TrainStage(StageBase):
+    """What stages that train have."""
+
+    data: tuple[str, ...] = Field(min_length=1)
+    """Names of data sources, mixed by their weights."""
+    steps: int = Field(ge=0, le=10**9)
+    """Steps of the stage."""
+    optimizer: AdamW
+    """Optimizer and learning rate."""
+    micro: Micro = Micro()
+    """Micro-batches."""
+    eval: Periodic | None = None
+    """Evaluations along the way."""
+
+    @property
+    def total_updates(self) -> int:
+        """Optimizer steps of the whole stage."""
+        return self.steps
+
+
+class SftStage(TrainStage):
+    """Supervised training on demonstrations, packed."""
+
+    type: Literal["sft"] = "sft"
+    """What the stage does."""
+    batch: PositiveInt
+    """Demonstrations of an optimizer step."""
+    loss_on: LossOn = "completion"
+    """`completion` masks prompts; `all` trains on every token (plain text)."""
+    max_tokens: PositiveInt | None = None
+    """Longer demonstrations are left out and counted; None is the model's context."""
+    weights: Annotated[TokenMean | SequenceMean, Field(discriminator="type")] = TokenMean()
+    """How token losses are averaged."""
+
+    def longest(self, context: int) -> int:
+        """Tokens of a demonstration at most, in a model's context."""
+        return min(self.max_tokens or context, context)
+
+
+class EvalStage(StageBase):
+    """Evaluation; its folder gets every answer as data that later stages can use."""
+
+    type: Literal["eval"] = "eval"
+    """What the stage does."""
+    tasks: tuple[str, ...] = Field(min_length=1)
+    """Names of tasks."""
+
+
+class ExportStage(StageBase):
+    """Writes a Hugging Face folder."""
+
+    type: Literal["export"] = "export"
+    """What the stage does."""
+    path: LocalPath | None = None
+    """The folder; None is `hf` in the stage's own folder."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the tensors on disk."""
+
+
+def tasks_of(stage: Any) -> tuple[str, ...]:
+    """Names of the tasks that a stage evaluates, at its end or along the way."""
+    if isinstance(stage, EvalStage):
+        return stage.tasks
+    return stage.eval.tasks if isinstance(stage, TrainStage) and stage.eval else ()
