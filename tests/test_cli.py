@@ -424,8 +424,9 @@ def test_no_worker_stays_after_an_error(done, tmp_path, capsys):
     assert children(os.getpid()) == []
 
 
-def test_clip_range_that_cannot_act_is_said(capsys):
-    args = ["configs/quickstart.toml", "stages.rl.objective.clip_high=0.28", "--dry-run"]
+def test_clip_range_that_cannot_act_is_said(tmp_path, capsys):
+    args = ["configs/quickstart.toml", f'run_dir="{tmp_path}/run"', "--dry-run"]
+    args.append("stages.rl.objective.clip_high=0.28")
     output = call(capsys, "train", *args)
     assert "note: stages.rl.objective.clip_high: with one update per rollout batch" in output
     assert "note:" not in call(capsys, "train", *args, "stages.rl.updates=2")

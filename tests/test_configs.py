@@ -39,7 +39,7 @@ def test_there_are_configs():
     assert {"quickstart", "smollm2_compare", "smollm2_addition", "gsm8k_qwen2.5_1.5b"} <= names
 
 
-def test_header_says_command_hardware_time_and_result(path, capsys):
+def test_header_says_command_hardware_time_and_result(path, tmp_path, capsys):
     header = re.match(r"(#.*\n)+", path.read_text(encoding="utf-8"))
     assert header, "the file begins with a comment"
     lines = [line.removeprefix("#").strip() for line in header[0].splitlines()]
@@ -51,7 +51,9 @@ def test_header_says_command_hardware_time_and_result(path, capsys):
     for what in ("Hardware:", "Time:", "Expected:"):
         said = [line.removeprefix(what).strip() for line in lines if line.startswith(what)]
         assert len(said) == 1 and said[0], what
-    call(capsys, "train", *files, *args[len(files) :], "--dry-run")
+    # In a folder of its own, for the command's may hold the run of who has tried it.
+    elsewhere = f'run_dir="{tmp_path}/run"'
+    call(capsys, "train", *files, *args[len(files) :], elsewhere, "--dry-run")
 
 
 def test_resolved_config_loads_back(path, tmp_path):
