@@ -151,3 +151,57 @@ def test_truncated_rollouts_count_but_do_not_train(tmp_path):
     assert cut and steps[0]["length/truncated_rate"] > 0
     # All tokens that train are those of rollouts that stopped by themselves.
     assert any(line["advantage"] != 0 for line in cut)
+
+
+def test_remax_compares_with_the_greedy_answer(tmp_path):
+    steps, rollouts = run(tmp_path, 'advantage = { type = "remax" }', "stages.rl.prompts=8")
+    for step, lines in zip(steps, rollouts, strict=True):
+        # The baseline is one answer's value, the same for both samples of a prompt.
+        baseline = [line["score"]["value"] - line["advantage"] for line in lines]
+        assert set(baseline) <= {0.0, 1.0}
+        assert baseline[::2] == baseline[1::2]
+        assert step["reward/baseline"] == pytest.approx(np.mean(baseline), abs=1e-6)
+    # Untrained, the model gives every prompt of one length nearly the same greedy answer, and it
+    # never is the mean of the group.
+    assert any(line["advantage"] for line in rollouts[0])
+
+
+def test_remax_of_one_sample(tmp_path):
+    steps, rollouts = run(
+        tmp_path, 'advantage = { type = "remax" }', "stages.rl.samples=1", "stages.rl.prompts=16"
+    )
+    assert len(rollouts[0]) == 16 and steps[0]["optimizer/grad_norm"] > 0
+
+
+def test_fixed_baseline_is_the_mean_reward_of_the_starting_weights(tmp_path):
+    more = 'advantage = { type = "fixed_baseline", samples = 8 }'
+    steps, rollouts = run(tmp_path, more, "stages.rl.prompts=8", steps=3)
+    for step, lines in zip(steps, rollouts, strict=True):
+        baseline = np.array([line["score"]["value"] - line["advantage"] for line in lines])
+        assert set(baseline * 8) <= set(range(9))
+        assert step["reward/baseline"] == pytest.approx(baseline.mean(), abs=1e-6)
+    # About half of the first characters are right at the start; the policy rises above that.
+    assert steps[0]["reward/baseline"] == pytest.approx(0.5, abs=0.2)
+    mean = np.mean([step["reward/baseline"] for step in steps])
+    assert steps[-1]["reward/mean"] > mean
+    # No reference is scored where nothing compares with its log-probs.
+    assert "policy/kl" not in steps[0]
+
+
+def test_a_prompt_whose_baseline_cannot_be_scored_does_not_train(tmp_path, monkeypatch):
+    (tmp_path / "greedy_verifier.py").write_text(
+        textwrap.dedent("""
+        from jaxrl_vr.types import Score
+
+        def judge(example, response):
+            if len(response) % 2:
+                return Score(0.0, "unscorable", reason="odd")
+            return Score(1.0, "right")
+        """)
+    )
+    more = 'advantage = { type = "remax" }'
+    data = DATA.replace("algorithm_verifier", "greedy_verifier")
+    train(config(tmp_path, rl("rl", steps=1, more=more), data=data), "stages.rl.prompts=16")
+    lines = (tmp_path / "run/stages/rl/rollouts/step-000001.jsonl").read_text().splitlines()
+    # Right answers have value 1, and so has every baseline that could be scored.
+    assert all(json.loads(line)["advantage"] == 0 for line in lines)

@@ -9,6 +9,7 @@ METRICS: dict[str, str] = {
     "reward/accuracy": "share of the scored rollouts with verdict right",
     "reward/no_answer": "share of the scored rollouts with verdict no_answer",
     "reward/unscorable": "share of all rollouts with verdict unscorable: a fault of ours",
+    "reward/baseline": "reward that rewards are compared with, mean over the prompts that have one",
     "reward/total": "reward with the KL penalty in it, mean over the scored rollouts",
     "reward/task": "reward before the KL penalty, mean over the scored rollouts",
     "reward/kl": "KL penalty in the reward, at most 0 with k3, mean over the scored rollouts",

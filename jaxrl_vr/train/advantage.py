@@ -26,6 +26,7 @@ class AdvantageConfig(Config):
     has_group_baseline: ClassVar[bool] = True  # compares the samples of a prompt, so needs two
     is_per_token: ClassVar[bool] = False  # may differ within a rollout
     reads_reward: ClassVar[bool] = True  # and with it shaping and a KL in the reward
+    baseline_of: ClassVar[Literal["greedy", "start"] | None] = None  # sampled beside the group
     loss: ClassVar[Any]  # the function of `losses.advantages`
 
     def __call__(self, samples: Samples) -> np.ndarray:
@@ -92,6 +93,38 @@ class Opo(AdvantageConfig):
         """[P, G] float32 advantages."""
         arrays = (samples.total(), samples.length, samples.valid)
         return np.asarray(compiled(advantages.opo)(*arrays))
+
+
+class Remax(AdvantageConfig):
+    """ReMax: reward less that of the prompt's greedy answer, which is sampled too."""
+
+    has_group_baseline: ClassVar[bool] = False
+    baseline_of: ClassVar[Literal["greedy", "start"] | None] = "greedy"
+    type: Literal["remax"] = "remax"
+    """Which advantage this is."""
+
+    def __call__(self, samples: Samples) -> np.ndarray:
+        """[P, G] float32 advantages."""
+        return _less_baseline(advantages.remax, samples)
+
+
+class FixedBaseline(AdvantageConfig):
+    """Reward less the mean reward of the stage's starting weights, which answer each prompt too."""
+
+    has_group_baseline: ClassVar[bool] = False
+    baseline_of: ClassVar[Literal["greedy", "start"] | None] = "start"
+    type: Literal["fixed_baseline"] = "fixed_baseline"
+    """Which advantage this is."""
+    samples: PositiveInt = 4
+    """Answers of the starting weights to each prompt; more make a steadier baseline."""
+
+    def __call__(self, samples: Samples) -> np.ndarray:
+        """[P, G] float32 advantages."""
+        return _less_baseline(advantages.fixed_baseline, samples)
+
+
+def _less_baseline(function: Any, samples: Samples) -> np.ndarray:
+    return np.asarray(compiled(function)(samples.total(), samples.baseline, samples.valid))
 
 
 class PassAtK(AdvantageConfig):
@@ -316,6 +349,8 @@ Advantage = Annotated[
     | BatchNorm
     | MaxRl
     | Opo
+    | Remax
+    | FixedBaseline
     | PassAtK
     | ReinforcePlusPlus
     | ReinforcePlusPlusBaseline

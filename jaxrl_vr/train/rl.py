@@ -6,27 +6,21 @@ P prompts, G samples of a prompt, T completion tokens at most.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 
-from jaxrl_vr.data.mixture import Mixture
-from jaxrl_vr.data.prompts import Prompt
-from jaxrl_vr.losses.advantages import has_contrast
 from jaxrl_vr.losses.value import explained_variance
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.metrics.rollouts import RolloutLog
 from jaxrl_vr.models.params import Params
 from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build, unpack
-from jaxrl_vr.rollout.collect import collect
 from jaxrl_vr.rollout.groups import (
     Samples,
     completions,
     group_metrics,
     of_tokens,
-    samples_of,
     score_of,
     trajectories,
     with_advantages,
@@ -37,9 +31,10 @@ from jaxrl_vr.train.carried import Carried
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.critic import critic_learner, critic_state
 from jaxrl_vr.train.evaluate import Evaluation
-from jaxrl_vr.train.loop import Cursor, run_stage, take
+from jaxrl_vr.train.loop import Cursor, run_stage
 from jaxrl_vr.train.objectives import Dpo, policy_objective
 from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.sampling import GroupSampler, few, is_mixed
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
 from jaxrl_vr.types import Group, Mean, Metrics
@@ -53,13 +48,14 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
     max_prompt = stage.longest_prompt(ctx.model.max_length)
     mixture = ctx.mixtures.prompts(stage)
     ctx.report_dropped(stage.name, mixture.dropped, max_prompt)
-    steps = _Steps(ctx, stage, max_prompt)
+    sampler = GroupSampler(ctx, stage)
+    steps = _Steps(ctx, stage, sampler, max_prompt)
 
     def advance(
         state: TrainState, step: int, cursor: Cursor, metrics: Accumulator
     ) -> tuple[TrainState, Cursor]:
         carried = Carried.of(stage, cursor)
-        groups, cursor = steps.sample(state, step, mixture, cursor, metrics)
+        groups, cursor = sampler.sample(state, step, mixture, cursor, metrics)
         state, carried = steps.learn(state, step, groups, carried, metrics)
         return state, carried.into(cursor)
 
@@ -87,11 +83,12 @@ def check_finite(where: str, reward: np.ndarray, adv: np.ndarray) -> None:
 
 
 class _Steps:
-    """The two halves of a step, with what they keep between steps."""
+    """What a step learns from its groups, with what it keeps between steps."""
 
-    def __init__(self, ctx: Context, stage: RlStage, max_prompt: int):
+    def __init__(self, ctx: Context, stage: RlStage, sampler: GroupSampler, max_prompt: int):
         self._ctx = ctx
         self._stage = stage
+        self._sampler = sampler
         self._shape = Shape(
             stage.micro.row_length
             or stage.sequences_together * (max_prompt + stage.sampling.max_new_tokens),
@@ -114,64 +111,6 @@ class _Steps:
         self._has_warned = False
         self._has_warned_of_limits = False
 
-    # Sampling
-
-    def sample(
-        self,
-        state: TrainState,
-        step: int,
-        mixture: Mixture[Prompt],
-        cursor: Cursor,
-        metrics: Accumulator,
-    ) -> tuple[list[Group], Cursor]:
-        """Samples and verifies the step's groups; the cursor behind their prompts."""
-        stage = self._stage
-        if stage.dynamic_sampling is None:
-            prompts, cursor, dropped = take(mixture, stage.prompts, cursor)
-            metrics.add(dropped)
-            return self._collect(state, step, prompts, 0), cursor
-        groups: list[Group] = []
-        num_mixed = rounds = 0
-        while num_mixed < stage.prompts and rounds < stage.dynamic_sampling.max_rounds:
-            missing = stage.prompts - num_mixed
-            asked = math.ceil(missing * stage.dynamic_sampling.oversample)
-            prompts, cursor, dropped = take(mixture, asked, cursor)
-            metrics.add(dropped)
-            groups += self._collect(state, step, prompts, rounds)
-            num_mixed = int(_is_mixed(self._samples(groups)).sum())
-            rounds += 1
-        metrics.add({"rollout/rounds": Mean(rounds, 1)})
-        return groups, cursor
-
-    def _collect(
-        self, state: TrainState, step: int, prompts: Sequence[Prompt], round_: int
-    ) -> list[Group]:
-        ctx, stage = self._ctx, self._stage
-        total = len(prompts) * stage.samples
-
-        def progress(sampled: int, verified: int) -> None:
-            ctx.interrupt.check()
-            ctx.console.phase("rollout", sampled, total)
-            ctx.console.phase("verify", verified, total)
-
-        with ctx.phases("rollout"):
-            groups = collect(
-                ctx.engine(state.trainable, step),
-                ctx.pool,
-                prompts,
-                stage.samples,
-                ctx.sampling(stage.sampling),
-                # A prompt that comes again in a later round is sampled anew.
-                key=(ctx.config.stage_seed(stage, round_), step),
-                decode=ctx.decode,
-                progress=progress,
-            )
-            tokens = sum(len(r.token_ids) for g in groups for r in g.rollouts)
-            ctx.phases.tokens("rollout", tokens)
-        return groups
-
-    # Learning
-
     def learn(
         self,
         state: TrainState,
@@ -183,14 +122,18 @@ class _Steps:
         """Takes the step's optimizer steps, each on its share of the groups."""
         ctx, stage = self._ctx, self._stage
         metrics.add(group_metrics(groups))
-        samples = self._samples(groups)
+        samples = self._sampler.samples(groups)
         if stage.control == "shuffled_rewards":
             samples = _shuffled(samples, (ctx.config.stage_seed(stage), step))
         kept = np.arange(len(groups))
         if stage.dynamic_sampling is not None:
             kept = _with_contrast(samples, metrics)
+        samples = samples.select(kept)
+        if stage.advantage.baseline_of is not None:
+            baseline = self._sampler.baseline(state, step, [groups[p] for p in kept], metrics)
+            samples = samples.against(baseline)
         # Of few sizes, so that few programs are compiled.
-        samples = samples.select(kept).padded(_few(len(kept)))
+        samples = samples.padded(few(len(kept)))
         samples, carried = self._shaped(samples, carried)
         with ctx.phases("update"):
             # Scored before the first update, because the old policy is the one that sampled.
@@ -213,9 +156,6 @@ class _Steps:
             return state, carried
         return state, carried.after(stage, kl_of_rollouts, metrics.result().get("policy/entropy"))
 
-    def _samples(self, groups: list[Group]) -> Samples:
-        return samples_of(groups, self._ctx.decode, self._stage.sampling.max_new_tokens)
-
     def _shaped(self, samples: Samples, carried: Carried) -> tuple[Samples, Carried]:
         states = []
         limit = self._stage.sampling.max_new_tokens
@@ -230,7 +170,7 @@ class _Steps:
         wanted: dict[str, tuple[Learner, Params]] = {}
         if stage.old_logp == "recomputed":
             wanted["old_logp"] = (learner, state.trainable)
-        if stage.has_reference:
+        if stage.has_ref_logp:
             wanted["ref_logp"] = (learner, state.frozen["reference"])
         if self._critic is not None:
             wanted["old_value"] = (self._critic, state.critic.trainable)
@@ -328,7 +268,7 @@ class _Steps:
         lengths = np.array([t.num_trained for t in part]).reshape(-1, together).sum(1)
         group = np.unique([t.group for t in part[::together]], return_inverse=True)[1]
         # Of few sizes, so that few programs are compiled; what has no tokens does not count.
-        more = (0, _few(len(lengths)) - len(lengths))
+        more = (0, few(len(lengths)) - len(lengths))
         weight = stage.weights(np.pad(lengths, more), np.pad(group, more), limit)
         weight = np.repeat(weight[: len(lengths)], together)
         return self._learner.place(build(part, weight, self._shape, together=together))
@@ -398,24 +338,12 @@ def _pairs(every: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for group in sorted(chosen) for t in (chosen[group], rejected[group])]
 
 
-def _few(n: int) -> int:
-    """The next power of two: of few sizes few programs are compiled."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def _is_mixed(samples: Samples) -> np.ndarray:
-    """[P] bool, whether a group has rewards that differ."""
-    P = len(samples.reward)
-    padded = samples.padded(_few(P))
-    return np.asarray(compiled(has_contrast)(padded.reward, padded.valid))[:P]
-
-
 def _with_contrast(samples: Samples, metrics: Accumulator) -> np.ndarray:
     """Indices of the groups that have a gradient."""
-    is_mixed = _is_mixed(samples)
-    metrics.add({"group/kept": Mean(int(is_mixed.sum()), len(is_mixed))})
+    mixed = is_mixed(samples)
+    metrics.add({"group/kept": Mean(int(mixed.sum()), len(mixed))})
     # Without any, a step that changes little, as without dynamic sampling.
-    return np.flatnonzero(is_mixed) if is_mixed.any() else np.arange(len(is_mixed))
+    return np.flatnonzero(mixed) if mixed.any() else np.arange(len(mixed))
 
 
 def _shuffled(samples: Samples, seed: tuple[int, int]) -> Samples:

@@ -232,9 +232,14 @@ class RlStage(TrainStage):
         return 2 if isinstance(self.objective, Dpo) else 1
 
     @property
-    def has_reference(self) -> bool:
-        """Whether the stage compares with its starting weights."""
+    def has_ref_logp(self) -> bool:
+        """Whether the stage compares with the log-probs of its starting weights."""
         return self.kl is not None or self.objective.needs_reference
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the stage keeps its starting weights."""
+        return self.has_ref_logp or self.advantage.baseline_of == "start"
 
     def _schedule(self) -> tuple[UpdatesFrom, ...]:
         if isinstance(self.updates, int):

@@ -21,6 +21,7 @@ REWARD = np.array([[1, 0, 0, 1], [0.5, 0.5, 0.5, 0.5], [1, 0, 2, 0]], np.float32
 VALID = np.array([[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 1]], bool)
 COMPLETION = np.array([[2, 5, 3, 4], [6, 1, 1, 2], [3, 3, 3, 3]])
 LENGTH = np.array([2, 5, 0, 3])
+BASELINE = np.array([0.25, 1.0, 0.0], np.float32)
 GROUP = np.array([0, 0, 1, 1])
 
 
@@ -46,6 +47,7 @@ def samples(**more):
         "step_end": np.stack([0 * COMPLETION, COMPLETION - 1], axis=2).astype(np.int32),
         "step_mask": np.ones((3, 4, 2), bool),
         "value": np.where(mask, 0.25, 7.0).astype(np.float32),
+        "baseline": BASELINE,
     }
     return Samples(**{**fields, **more})
 
@@ -62,6 +64,7 @@ OWN_FIELDS = {
     "component",
     "weights",
     "over_batch",
+    "samples",  # of fixed_baseline: how many answers make the baseline
 }
 SHAPING_FUNCTIONS = {
     "overlong_penalty": shaping.overlong_penalty,
@@ -117,6 +120,8 @@ EXPECTED_ADVANTAGES = {
         {"type": "leave_one_out"},
         reference.group_center(REWARD, VALID) * np.array([[4 / 3], [4 / 3], [3 / 2]]),
     ),
+    "remax": ({"type": "remax"}, np.where(VALID, REWARD - BASELINE[:, None], 0)),
+    "fixed_baseline": ({"type": "fixed_baseline"}, np.where(VALID, REWARD - BASELINE[:, None], 0)),
     "reward": ({"type": "reward"}, np.where(VALID, REWARD, 0)),
     # Lengths 2 5 3 4 weigh the rewards 1 0 0 1: 6 / 14; 0.5; 3 / 9.
     "opo": (
