@@ -205,3 +205,12 @@ def test_a_prompt_whose_baseline_cannot_be_scored_does_not_train(tmp_path, monke
     lines = (tmp_path / "run/stages/rl/rollouts/step-000001.jsonl").read_text().splitlines()
     # Right answers have value 1, and so has every baseline that could be scored.
     assert all(json.loads(line)["advantage"] == 0 for line in lines)
+
+
+def test_missing_step_scores_are_said_once(tmp_path, capsys):
+    custom = 'type = "custom", path = "algorithm_verifier:judge"'
+    data = DATA.replace(custom, 'type = "exact", after = ">"')
+    more = 'advantage = { type = "process_group_norm" }'
+    train(config(tmp_path, rl("rl", steps=2, more=more), data=data))
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).count("no answer of this step has scores of its steps") == 1

@@ -150,6 +150,25 @@ VALUES = {
         "objective.type": "rft",
         "weights.type": "sequence_mean",
     },
+    "online_dpo": {
+        "advantage.type": "preference_pairs",
+        "objective.type": "dpo",
+        "objective.beta": 0.1,
+        "weights.type": "sequence_mean",
+    },
+    "grpo_process": {
+        "samples": 64,
+        "advantage.type": "process_group_norm",
+        "objective.type": "ppo_clip",
+        "weights.type": "sequence_mean",
+        **kl("k3", 0.04, "loss"),
+    },
+    "remax": {
+        "samples": 1,
+        "advantage.type": "remax",
+        "objective.type": "reinforce",
+        "weights.type": "sequence_sum",
+    },
     "max_rl": {
         "samples": 16,
         "advantage.type": "max_rl",
@@ -264,6 +283,9 @@ ACTS = {
     "cispo": {**RATIO, **CONTRAST, "policy/weight_clip_frac": 0},
     "kimi": {"policy/approx_kl": 1e-9},
     "online_rft": {"policy/positive_nll": 0.1},
+    "online_dpo": {"dpo/margin": -math.inf},
+    "grpo_process": {"policy/kl": 1e-9},
+    "remax": {"reward/baseline": 0},
     "max_rl": {},
     "opo": {},
     "gmpo": SEQUENCE,
@@ -276,8 +298,12 @@ SUITE = {"dr_grpo", "gspo", "vapo", "dapo"}  # one of each program: ratio, seque
 def verifier(tmp_path, monkeypatch):
     (tmp_path / "preset_verifier.py").write_text(
         textwrap.dedent("""
+        from jaxrl_vr.types import Score, Step
+
         def starts_odd(example, response):
-            return response[:1] in set("13579+>")
+            right = response[:1] in set("13579+>")
+            steps = tuple(Step(i + 1, float(c in "13579")) for i, c in enumerate(response))
+            return Score(float(right), "right" if right else "wrong", steps=steps)
         """)
     )
     monkeypatch.syspath_prepend(tmp_path)

@@ -21,7 +21,6 @@ from jaxrl_vr.rollout.groups import (
     completions,
     group_metrics,
     of_tokens,
-    score_of,
     trajectories,
     with_advantages,
 )
@@ -37,10 +36,8 @@ from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.sampling import GroupSampler, few, is_mixed
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
+from jaxrl_vr.train.watch import Watch
 from jaxrl_vr.types import Group, Mean, Metrics
-
-# Steps in a row without any contrast before the console says what that means.
-_NO_CONTRAST_STEPS = 10
 
 
 def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
@@ -107,9 +104,7 @@ class _Steps:
         if stage.critic is not None:
             self._critic = critic_learner(stage.critic, ctx.model, ctx.mesh)
         self._log = RolloutLog(ctx.stage_folder(stage.name) / "rollouts")
-        self._steps_without_contrast = 0
-        self._has_warned = False
-        self._has_warned_of_limits = False
+        self._watch = Watch(ctx.console, stage)
 
     def learn(
         self,
@@ -148,7 +143,7 @@ class _Steps:
         of_all[kept] = adv[: len(kept)]
         if ctx.config.logging.rollouts:
             self._log.write(step + 1, groups, ctx.decode, of_all)
-        self._watch(groups, adv)
+        self._watch(groups, samples, adv)
         with ctx.phases("update"):
             state, num_tokens = self._optimize(state, step, every, carried, metrics)
             ctx.phases.tokens("update", num_tokens)
@@ -301,34 +296,6 @@ class _Steps:
                 for k, v in jax.device_get(found).items()
             }
         return dataclasses.replace(state, critic=critic), metrics
-
-    def _watch(self, groups: Sequence[Group], adv: np.ndarray) -> None:
-        """Says so when answers cannot be scored, or nothing was learned for many steps."""
-        scores = [score_of(r) for g in groups for r in g.rollouts]
-        unscorable = [s.reason for s in scores if s.verdict == "unscorable"]
-        if unscorable and not self._has_warned:
-            self._has_warned = True
-            self._ctx.console.warn(
-                f"{len(unscorable)} of {len(scores)} answers could not be scored and do not train; "
-                f"the first reason: {unscorable[0]} (reward/unscorable counts on)"
-            )
-        limited = [s.reason for s in scores if s.reason.startswith("limit")]
-        if limited and not self._has_warned_of_limits:
-            self._has_warned_of_limits = True
-            self._ctx.console.warn(
-                f"{len(limited)} of {len(scores)} answers went beyond a limit of their verifier "
-                f"and count as wrong; the first reason: {limited[0]} (look at the rollouts, and at "
-                "the verifier if it is your own)"
-            )
-        self._steps_without_contrast += 1
-        if np.any(adv):
-            self._steps_without_contrast = 0
-        if self._steps_without_contrast == _NO_CONTRAST_STEPS:
-            self._ctx.console.warn(
-                f"{_NO_CONTRAST_STEPS} steps in a row had no group with both right and wrong "
-                "answers, so nothing is learned: choose easier or harder problems, more samples, "
-                "or look at the rollouts for an answer format that the verifier does not accept"
-            )
 
 
 def _pairs(every: Sequence[Trajectory]) -> list[Trajectory]:

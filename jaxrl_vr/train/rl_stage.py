@@ -23,7 +23,7 @@ from jaxrl_vr.train.critic import CriticConfig
 from jaxrl_vr.train.objectives import DecoupledPpo, Dpo, PolicyUnion, PpoClip, Rft
 from jaxrl_vr.train.offpolicy import Offpolicy
 from jaxrl_vr.train.penalty import EntropyBonus, Kl
-from jaxrl_vr.train.shaping import Shaping
+from jaxrl_vr.train.shaping import Shaping, StepReward
 from jaxrl_vr.train.stages import SamplingConfig, TrainStage
 from jaxrl_vr.train.weights import TokenMean, Weights
 
@@ -230,6 +230,13 @@ class RlStage(TrainStage):
     def sequences_together(self) -> int:
         """Rollouts that have to lie in one row."""
         return 2 if isinstance(self.objective, Dpo) else 1
+
+    @property
+    def reads_steps(self) -> bool:
+        """Whether the scores of reasoning steps train."""
+        return isinstance(self.advantage, ProcessGroupNorm) or any(
+            isinstance(s, StepReward) for s in self.shaping
+        )
 
     @property
     def has_ref_logp(self) -> bool:

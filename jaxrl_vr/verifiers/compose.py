@@ -13,8 +13,9 @@ from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
 from jaxrl_vr.verifiers.judgement import MAX_VALUE
 from jaxrl_vr.verifiers.math_answer import MathAnswer
+from jaxrl_vr.verifiers.worked import Worked
 
-Single = Annotated[MathAnswer | ExactMatch | Format | Custom, Field(discriminator="type")]
+Single = Annotated[MathAnswer | ExactMatch | Worked | Format | Custom, Field(discriminator="type")]
 """The verifiers that can be a part."""
 
 

@@ -14,9 +14,10 @@ from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
 from jaxrl_vr.verifiers.math_answer import MathAnswer
+from jaxrl_vr.verifiers.worked import Worked
 
 Verifier = Annotated[
-    MathAnswer | ExactMatch | Format | Weighted | Custom, Field(discriminator="type")
+    MathAnswer | ExactMatch | Worked | Format | Weighted | Custom, Field(discriminator="type")
 ]
 """A verifier's config model, which is the verifier: `verifier(example, response) -> Score`, and
 `verifier.answer(example, response) -> str | None`, the answer in a form in which equal answers are
