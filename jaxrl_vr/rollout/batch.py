@@ -19,7 +19,8 @@ from jaxrl_vr.arrays import pytree_dataclass
 class Batch:
     """One optimizer step's tokens, packed. What belongs to a token stands at that token.
 
-    Each micro-batch loss is sum(weight * loss): the normaliser is folded into `weight`.
+    Each micro-batch loss is sum(weight * loss) + sum(imitation * -logp): the normalisers are folded
+    into `weight` and `imitation`.
     """
 
     tokens: jax.Array  # [M, b, T] int32
@@ -33,6 +34,7 @@ class Batch:
     ref_logp: jax.Array | None  # [M, b, T] float32, under the reference; None: no reference
     old_value: jax.Array | None  # [M, b, T] float32, the critic's before the step; None: no critic
     returns: jax.Array | None  # [M, b, T] float32, what values are trained towards; None: no critic
+    imitation: jax.Array | None  # [M, b, T] float32, weight of -logp beside the loss; None: none
     temperature: jax.Array  # [M, b, T] float32
     version: jax.Array  # [M, b, T] int32, version of the weights that sampled the token
 
@@ -49,6 +51,7 @@ class Trajectory:
     old_value: np.ndarray | None = None  # [n] float32, the critic's
     returns: np.ndarray | None = None  # [n] float32, what values are trained towards
     version: np.ndarray | None = None  # [n] int
+    imitation: np.ndarray | None = None  # [n] float32, weight of -logp beside the loss
     adv: float | np.ndarray = 0.0  # of every token, or [n] of each
     temperature: float = 1.0
     group: int = 0  # which group of the step
@@ -130,7 +133,7 @@ def build(
     if not trajectories:
         raise ValueError("build: no trajectories; an optimizer step needs at least one")
     for i, t in enumerate(trajectories):
-        if t.mask[0]:
+        if t.mask[0] or (t.imitation is not None and t.imitation[0]):
             raise ValueError(f"trajectory {i}: its first token trains, but has no log-prob")
     num_micro, places = _places([len(t.token_ids) for t in trajectories], shape, together)
 
@@ -170,6 +173,7 @@ def build(
         ref_logp=optional("ref_logp"),
         old_value=optional("old_value"),
         returns=optional("returns"),
+        imitation=optional("imitation"),
         temperature=packed(each("temperature"), np.float32, 1),
         version=packed(each("version"), np.int32),
     )

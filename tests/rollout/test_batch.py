@@ -86,7 +86,7 @@ def test_build_by_hand():
     }
     for name, values in expected.items():
         np.testing.assert_array_equal(getattr(batch, name), [[values]], err_msg=name)
-    assert batch.ref_logp is batch.old_value is batch.returns is None
+    assert batch.ref_logp is batch.old_value is batch.returns is batch.imitation is None
 
 
 def test_build_of_what_each_token_has_by_hand():
@@ -95,6 +95,7 @@ def test_build_of_what_each_token_has_by_hand():
             name: np.arange(n) + start
             for start, name in enumerate(("old_logp", "ref_logp", "old_value", "returns", "adv"))
         }
+        arrays["imitation"] = np.arange(n) / 4
         return Trajectory(np.arange(n), np.arange(n) > 0, **{**arrays, **more})
 
     batch = build([of(2), of(3)], np.ones(2), Shape(row_length=6, rows=1))
@@ -104,6 +105,7 @@ def test_build_of_what_each_token_has_by_hand():
         "old_value": [2, 3, 4, 2, 3, 0],
         "returns": [3, 4, 5, 3, 4, 0],
         "adv": [4, 5, 6, 4, 5, 0],
+        "imitation": [0, 0.25, 0.5, 0, 0.25, 0],
         "sampler_logp": [0] * 6,
     }
     for name, values in expected.items():
