@@ -214,3 +214,73 @@ def test_missing_step_scores_are_said_once(tmp_path, capsys):
     train(config(tmp_path, rl("rl", steps=2, more=more), data=data))
     shown = capsys.readouterr()
     assert (shown.out + shown.err).count("no answer of this step has scores of its steps") == 1
+
+
+def test_right_rollouts_are_imitated_beside_the_loss(tmp_path):
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    without, _ = run(plain, "", steps=1)
+    steps, rollouts = run(tmp_path, "positive_nll = { coef = 0.5 }", steps=1)
+    # The same rollouts, whose loss grows by half of the mean over the right ones' tokens.
+    added = steps[0]["loss/total"] - without[0]["loss/total"]
+    assert added == pytest.approx(0.5 * steps[0]["policy/positive_nll"], rel=1e-4)
+    assert any(line["score"]["verdict"] == "right" for line in rollouts[0])
+    assert 1 < steps[0]["policy/positive_nll"] < np.log(18)  # a random model's, of 18 ids
+    assert "lm/nll" not in steps[0]
+
+
+LM_MIX = """
+updates = 2
+lm_mix = { data = ["texts"], batch = 3, coef = 0.1 }
+"""
+TEXTS = """
+[[data]]
+name = "texts"
+type = "arithmetic"
+digits = 1
+"""
+
+
+def mixed(folder, steps, *overrides):
+    """A run with texts mixed in: its summary, and its steps."""
+    summary = train(
+        config(folder, rl("rl", steps=steps, more=LM_MIX), data=DATA + TEXTS), *overrides
+    )
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return summary, [json.loads(line) for line in lines]
+
+
+def test_texts_are_mixed_in_and_learned(tmp_path):
+    _, steps = mixed(tmp_path, 6, "stages.rl.lm_mix.coef=10.0", "stages.rl.lm_mix.batch=16")
+    # An untrained model gives the 18 ids nearly the same probability; then the texts gain.
+    assert steps[0]["lm/nll"] == pytest.approx(np.log(18), abs=0.4)
+    assert steps[-1]["lm/nll"] < 0.8 * steps[0]["lm/nll"]
+
+
+def test_a_resumed_run_mixes_in_the_texts_that_come_next(tmp_path):
+    whole, _ = mixed(tmp_path, 4)
+    other = tmp_path / "other"
+    other.mkdir()
+    mixed(other, 2)
+    (other / "run/stages/rl/result.json").unlink()
+    resumed, steps = mixed(other, 4)
+    assert len(steps) == 4
+    assert resumed["parameter_hash"] == whole["parameter_hash"]
+
+
+def test_critic_and_reference_beside_texts(tmp_path):
+    more = (
+        LM_MIX
+        + """
+advantage = { type = "gae" }
+kl = { coef = 0.1 }
+critic = { optimizer = { type = "adamw", learning_rate = 1e-2 }, warmup_steps = 1 }
+positive_nll = {}
+"""
+    )
+    path = config(tmp_path, rl("rl", steps=2, more=more), data=DATA + TEXTS)
+    train(path)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    first, second = (json.loads(line) for line in lines)
+    assert "lm/nll" not in first and {"lm/nll", "policy/positive_nll", "policy/kl"} <= set(second)
+    assert second["optimizer/skipped"] == second["critic/skipped"] == 0

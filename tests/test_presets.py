@@ -17,7 +17,7 @@ from jaxrl_vr.train.config import RunConfig
 NAMES = sorted(p.stem for p in PRESETS.glob("*.toml"))
 ALGORITHM = {
     *("samples", "advantage", "objective", "weights", "shaping", "kl", "offpolicy"),
-    *("dynamic_sampling", "updates", "epochs", "critic"),
+    *("dynamic_sampling", "updates", "epochs", "critic", "positive_nll", "lm_mix"),
 }
 OVERLONG = [{"type": "overlong_penalty", "max_length": None, "buffer": 4096, "penalty": 0.5}]
 
@@ -93,6 +93,7 @@ VALUES = {
         "weights.type": "token_mean",
         "critic.optimizer.learning_rate": 2e-6,
         "critic.warmup_steps": 50,
+        "positive_nll.coef": 0.1,
         "updates": 16,
     },
     "grpo": {
@@ -200,6 +201,7 @@ VALUES = {
 }
 OFF = {
     **{key: None for key in ("kl", "critic", "dynamic_sampling", "entropy_bonus")},
+    **{key: None for key in ("positive_nll", "lm_mix")},
     **{"shaping": [], "offpolicy": [], "updates": 1, "epochs": 1, "old_logp": "sampler"},
 }
 SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -275,7 +277,7 @@ ACTS = {
     "reinforce_plus_plus": {**RATIO, **IN_REWARD},
     "reinforce_plus_plus_baseline": {"policy/kl": 1e-9},
     "ppo": {**RATIO, **CRITIC, **IN_REWARD},
-    "vapo": {**RATIO, **CRITIC},
+    "vapo": {**RATIO, **CRITIC, "policy/positive_nll": 0.1},
     "grpo": {"policy/kl": 1e-9},
     "dr_grpo": RATIO,
     "dapo": {**RATIO, **CONTRAST},

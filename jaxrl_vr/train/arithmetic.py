@@ -36,6 +36,8 @@ def _rl(config: RunConfig, stage: RlStage) -> str:
         f"  optimizer steps        {_updates(stage)} per rollout batch, "
         f"{stage.total_updates} in all",
     ]
+    if stage.lm_mix is not None:
+        lines.append(f"  texts mixed in         {stage.lm_mix.batch} per optimizer step")
     together = stage.sequences_together
     row = stage.micro.row_length or (together * (prompt + new) if prompt else None)
     if row is None or prompt is None:

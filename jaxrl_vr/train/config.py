@@ -192,6 +192,10 @@ class RunConfig(Config):
             self._check_made(f"{where}.data", stage.data, earlier)
         if isinstance(stage, RlStage):
             self._check_scored(f"{where}.data", stage.data)
+            if stage.lm_mix is not None:
+                at = f"{where}.lm_mix.data"
+                _known(at, stage.lm_mix.data, [s.name for s in self.data], "data")
+                self._check_made(at, stage.lm_mix.data, earlier)
         tasks = tasks_of(stage)
         at = f"{where}.eval.tasks" if isinstance(stage, TrainStage) else f"{where}.tasks"
         self.check_tasks(at, tasks)

@@ -42,6 +42,22 @@ class Mixtures:
 
         return self._open(("stage", stage.name), stage.data, load)
 
+    def texts(self, stage: RlStage) -> Mixture[Demonstration]:
+        """What an RL stage mixes in beside its rollouts."""
+        mix = stage.lm_mix
+        assert mix is not None, "the stage mixes texts in"
+
+        def load(sources: Sequence[Any]) -> Mixture[Demonstration]:
+            return load_demonstrations(
+                sources,
+                self.tokenizer,
+                loss_on=mix.loss_on,
+                max_tokens=mix.longest(stage.row_length(self.context)),
+                seed=self.config.stage_seed(stage),
+            )
+
+        return self._open(("lm_mix", stage.name), mix.data, load)
+
     def prompts(self, stage: RlStage) -> Mixture[Prompt]:
         """What an RL stage answers."""
         longest, seed = stage.longest_prompt(self.context), self.config.stage_seed(stage)
@@ -62,6 +78,8 @@ class Mixtures:
                 _try(self.demonstrations(stage))
             elif isinstance(stage, RlStage):
                 _try(self.prompts(stage))
+        if isinstance(stage, RlStage) and stage.lm_mix and self._is_there(stage.lm_mix.data):
+            _try(self.texts(stage))
         for task in map(self.config.task, tasks_of(stage)):
             if self._is_there(task.data):
                 _try(self.problems(task))

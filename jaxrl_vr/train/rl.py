@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from jaxrl_vr.data.demonstrations import Demonstration
 from jaxrl_vr.losses.value import explained_variance
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.metrics.rollouts import RolloutLog
@@ -30,7 +31,8 @@ from jaxrl_vr.train.carried import Carried
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.critic import critic_learner, critic_state
 from jaxrl_vr.train.evaluate import Evaluation
-from jaxrl_vr.train.loop import Cursor, run_stage
+from jaxrl_vr.train.imitation import averaged, marked, mixed_in
+from jaxrl_vr.train.loop import Cursor, run_stage, take
 from jaxrl_vr.train.objectives import Dpo, policy_objective
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.sampling import GroupSampler, few, is_mixed
@@ -46,7 +48,7 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
     mixture = ctx.mixtures.prompts(stage)
     ctx.report_dropped(stage.name, mixture.dropped, max_prompt)
     sampler = GroupSampler(ctx, stage)
-    steps = _Steps(ctx, stage, sampler, max_prompt)
+    steps = _Steps(ctx, stage, sampler)
 
     def advance(
         state: TrainState, step: int, cursor: Cursor, metrics: Accumulator
@@ -82,15 +84,12 @@ def check_finite(where: str, reward: np.ndarray, adv: np.ndarray) -> None:
 class _Steps:
     """What a step learns from its groups, with what it keeps between steps."""
 
-    def __init__(self, ctx: Context, stage: RlStage, sampler: GroupSampler, max_prompt: int):
+    def __init__(self, ctx: Context, stage: RlStage, sampler: GroupSampler):
         self._ctx = ctx
         self._stage = stage
         self._sampler = sampler
-        self._shape = Shape(
-            stage.micro.row_length
-            or stage.sequences_together * (max_prompt + stage.sampling.max_new_tokens),
-            stage.micro.rows,
-        )
+        self._shape = Shape(stage.row_length(ctx.model.max_length), stage.micro.rows)
+        self._texts = None if stage.lm_mix is None else ctx.mixtures.texts(stage)
         objective = policy_objective(
             stage.objective, stage.kl, stage.entropy_bonus, stage.offpolicy
         )
@@ -139,13 +138,15 @@ class _Steps:
             adv = stage.advantage(samples)
             check_finite(f"stages.{stage.name} step {step + 1}", samples.reward, adv)
             every = self._with_returns(with_advantages(every, adv, samples), samples, metrics)
+            if stage.positive_nll is not None:
+                every = marked(every, samples.is_right.reshape(-1)[: len(every)])  # P, G -> B
         of_all = np.zeros((len(groups), *adv.shape[1:]), np.float32)
         of_all[kept] = adv[: len(kept)]
         if ctx.config.logging.rollouts:
             self._log.write(step + 1, groups, ctx.decode, of_all)
         self._watch(groups, samples, adv)
         with ctx.phases("update"):
-            state, num_tokens = self._optimize(state, step, every, carried, metrics)
+            state, carried, num_tokens = self._optimize(state, step, every, carried, metrics)
             ctx.phases.tokens("update", num_tokens)
         if step < stage.num_warmup_steps:
             return state, carried
@@ -230,7 +231,7 @@ class _Steps:
         every: Sequence[Trajectory],
         carried: Carried,
         metrics: Accumulator,
-    ) -> tuple[TrainState, int]:
+    ) -> tuple[TrainState, Carried, int]:
         """The step's updates, each on its share of the groups, and the tokens they saw."""
         stage = self._stage
         if isinstance(stage.objective, Dpo):
@@ -248,13 +249,30 @@ class _Steps:
                 chosen = set(groups[i::num_updates].tolist())
                 part = [t for t in every if t.group in chosen]
                 if any(t.num_trained for t in part):
-                    state, found = self._update(state, step, done, self._batch(part), carried)
+                    texts: list[Demonstration] = []
+                    if step >= stage.num_warmup_steps:
+                        texts, carried = self._mixed_in(carried, metrics)
+                    batch = self._batch(part, texts)
+                    state, found = self._update(state, step, done, batch, carried)
                     metrics.add(found)
                     num_tokens += sum(len(t.token_ids) for t in part)
+                    num_tokens += sum(len(text.ids) for text in texts)
                 self._ctx.console.phase("update", done + 1, stage.epochs * num_updates)
-        return state, num_tokens
+        return state, carried, num_tokens
 
-    def _batch(self, part: list[Trajectory]) -> Batch:
+    def _mixed_in(
+        self, carried: Carried, metrics: Accumulator
+    ) -> tuple[list[Demonstration], Carried]:
+        """The next texts that are imitated beside an update's rollouts."""
+        mix = self._stage.lm_mix
+        if mix is None or self._texts is None:
+            return [], carried
+        cursor = self._texts.start() if carried.texts is None else carried.texts
+        texts, cursor, dropped = take(self._texts, mix.batch, cursor)
+        metrics.add(dropped)
+        return texts, dataclasses.replace(carried, texts=cursor)
+
+    def _batch(self, part: list[Trajectory], texts: Sequence[Demonstration]) -> Batch:
         """The batch of one optimizer step."""
         stage = self._stage
         limit = stage.sampling.max_new_tokens
@@ -266,6 +284,11 @@ class _Steps:
         more = (0, few(len(lengths)) - len(lengths))
         weight = stage.weights(np.pad(lengths, more), np.pad(group, more), limit)
         weight = np.repeat(weight[: len(lengths)], together)
+        if stage.positive_nll is not None:
+            part = averaged(part, stage.positive_nll.coef)
+        if stage.lm_mix is not None and texts:
+            part = mixed_in(part, texts, stage.lm_mix.coef)
+            weight = np.pad(weight, (0, len(texts)))
         return self._learner.place(build(part, weight, self._shape, together=together))
 
     def _update(

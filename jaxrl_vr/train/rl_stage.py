@@ -20,6 +20,7 @@ from jaxrl_vr.train.advantage import (
     Reward,
 )
 from jaxrl_vr.train.critic import CriticConfig
+from jaxrl_vr.train.imitation import LmMix, PositiveNll
 from jaxrl_vr.train.objectives import DecoupledPpo, Dpo, PolicyUnion, PpoClip, Rft
 from jaxrl_vr.train.offpolicy import Offpolicy
 from jaxrl_vr.train.penalty import EntropyBonus, Kl
@@ -75,6 +76,10 @@ class RlStage(TrainStage):
     """KL penalty; None is off, and then no reference is in memory."""
     entropy_bonus: EntropyBonus | None = None
     """Bonus for entropy; None is off."""
+    positive_nll: PositiveNll | None = None
+    """Imitation of the step's right rollouts beside the policy loss; None is off."""
+    lm_mix: LmMix | None = None
+    """Imitation of texts from other sources beside the policy loss; None is off."""
     critic: CriticConfig | None = None
     """The critic of PPO, for advantage `gae`; None: no critic in memory."""
     updates: PositiveInt | tuple[UpdatesFrom, ...] = 1
@@ -139,6 +144,16 @@ class RlStage(TrainStage):
             raise ValueError(f"updates: its steps are {steps}; start at 0 and go up")
         self._check_reward()
         self._check_corrections()
+        if self.lm_mix is not None and isinstance(self.objective, Dpo):
+            raise ValueError(
+                "lm_mix with objective 'dpo', whose pairs lie alone in their rows; leave lm_mix "
+                "out, or mix the texts into an sft stage"
+            )
+        if self.positive_nll is not None and isinstance(self.objective, Rft):
+            raise ValueError(
+                "positive_nll with objective 'rft', which is the likelihood of right rollouts "
+                "already; leave positive_nll out"
+            )
         if self.offpolicy and self.old_logp == "sampler":
             raise ValueError(
                 f"offpolicy '{self.offpolicy[0].type}' with old_logp = 'sampler': it compares the "
@@ -215,6 +230,12 @@ class RlStage(TrainStage):
                 f"sampling.{acting[0]} with {(weighting or ['veto'])[0]!r}: log-probs are those of "
                 "the whole distribution, and rollouts come from a cut one; leave one of them out"
             )
+
+    def row_length(self, context: int) -> int:
+        """Tokens of a packed row, in a model's context."""
+        together = self.sequences_together
+        longest = self.longest_prompt(context) + self.sampling.max_new_tokens
+        return self.micro.row_length or together * longest
 
     def longest_prompt(self, context: int) -> int:
         """Tokens of a prompt at most, in a model's context."""

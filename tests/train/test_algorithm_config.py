@@ -8,9 +8,10 @@ import pytest
 import reference
 from pydantic import TypeAdapter, ValidationError
 
-from jaxrl_vr.losses import advantages, returns, shaping
+from jaxrl_vr.losses import advantages, returns, shaping, supervised
 from jaxrl_vr.rollout.groups import Samples
 from jaxrl_vr.train.advantage import Advantage, compiled
+from jaxrl_vr.train.imitation import LmMix
 from jaxrl_vr.train.objectives import PolicyUnion
 from jaxrl_vr.train.offpolicy import Offpolicy
 from jaxrl_vr.train.penalty import Kl
@@ -64,6 +65,7 @@ OWN_FIELDS = {
     "component",
     "weights",
     "over_batch",
+    *("data", "batch", "loss_on", "max_tokens"),  # of lm_mix: which texts
     "samples",  # of fixed_baseline: how many answers make the baseline
 }
 SHAPING_FUNCTIONS = {
@@ -87,6 +89,7 @@ FUNCTIONS = [
         for model in members(Advantage)
         if "over_batch" in model.model_fields
     ),
+    (LmMix, supervised.pretraining_mix),
 ]
 
 
