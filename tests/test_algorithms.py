@@ -284,3 +284,58 @@ positive_nll = {}
     first, second = (json.loads(line) for line in lines)
     assert "lm/nll" not in first and {"lm/nll", "policy/positive_nll", "policy/kl"} <= set(second)
     assert second["optimizer/skipped"] == second["critic/skipped"] == 0
+
+
+def test_only_tokens_of_high_entropy_train(tmp_path):
+    # Two updates, so that the second is not on policy: what has no weight has no gradient there.
+    steps, _ = run(tmp_path, 'tokens = { type = "top_entropy", fraction = 0.2 }\nupdates = 2')
+    assert steps[0]["optimizer/grad_norm"] > 0
+    everything = tmp_path / "everything"
+    everything.mkdir()
+    all_tokens, _ = run(
+        everything, 'tokens = { type = "top_entropy", fraction = 1.0 }\nupdates = 2'
+    )
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    without, _ = run(plain, "updates = 2")
+    assert all_tokens[1]["loss/total"] == pytest.approx(without[1]["loss/total"], abs=1e-6)
+    assert steps[0]["optimizer/grad_norm"] != pytest.approx(without[0]["optimizer/grad_norm"], 1e-3)
+
+
+def test_clip_cov_leaves_out_tokens_of_high_covariance(tmp_path):
+    more = 'objective = { type = "clip_cov", low = 0.0, high = 100.0, fraction = 0.25 }'
+    steps, _ = run(tmp_path, more, "stages.rl.prompts=8")
+    for step in steps:
+        # A quarter of the tokens, as far as so many have a covariance above 0.
+        assert 0 < step["policy/selected_frac"] <= 0.25
+        assert step["policy/clip_frac"] == pytest.approx(step["policy/selected_frac"], abs=1e-6)
+    assert steps[0]["policy/selected_frac"] > 0.15
+
+
+def test_kl_cov_holds_back_the_tokens_of_highest_covariance(tmp_path):
+    more = 'objective = { type = "kl_cov", coef = 1.0, fraction = 0.25 }\nupdates = 2'
+    steps, _ = run(tmp_path, more, "stages.rl.prompts=8")
+    for step in steps:
+        assert step["policy/selected_frac"] == pytest.approx(0.25, abs=0.05)
+    assert steps[0]["policy/ratio_max"] > 1
+
+
+def test_what_is_selected_does_not_depend_on_micro_batches(tmp_path):
+    found = []
+    for rows in (8, 16):
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        more = f"""
+objective = {{ type = "clip_cov", low = 0.0, high = 100.0, fraction = 0.25 }}
+micro = {{ rows = {rows}, row_length = 16 }}
+"""
+        steps, _ = run(folder, more, "stages.rl.prompts=16")
+        found.append([(s["policy/selected_frac"], s["optimizer/grad_norm"]) for s in steps])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+
+
+def test_off_policy_sequence_mask(tmp_path):
+    more = 'offpolicy = [{ type = "opsm", delta = 1e-3 }]\nupdates = 4'
+    steps, _ = run(tmp_path, more, "stages.rl.optimizer.learning_rate=0.1", steps=3)
+    # The first update of a step is on policy and masks nothing, so at most three quarters are.
+    assert 0 < max(step["offpolicy/opsm_frac"] for step in steps) < 0.75

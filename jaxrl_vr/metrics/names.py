@@ -64,6 +64,7 @@ METRICS: dict[str, str] = {
     "mismatch/k3": "k3 estimate of the same, mean over trained tokens",
     "mismatch/chi2": "chi^2 of the learner against the sampler, mean over trained tokens",
     "offpolicy/cut_frac": "share of the trained tokens whose weight is truncated or masked",
+    "offpolicy/opsm_frac": "share of the trained tokens whose rollout the sequence mask left out",
     "offpolicy/weight": "importance weight after that, mean over trained tokens",
     "offpolicy/weight_square": "its square; weight squared over this is the effective sample size",
     "optimizer/grad_norm": "global norm of the gradient before clipping, mean over updates",

@@ -82,6 +82,11 @@ def oddities(config: RunConfig) -> list[str]:
                 f"{where}.objective.{chosen[0]}: with one update per rollout batch the ratio is "
                 "1 and nothing is clipped; raise updates, or leave the clip range alone"
             )
+        if stage.total_updates == stage.steps and any(c.type == "opsm" for c in stage.offpolicy):
+            found.append(
+                f"{where}.offpolicy: with one update per rollout batch the policy is the one that "
+                "sampled, and 'opsm' leaves nothing out; raise updates, or leave it out"
+            )
         cut = stage.sampling.cuts
         if cut:
             found.append(

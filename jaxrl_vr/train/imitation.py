@@ -78,6 +78,8 @@ def mixed_in(
             imitation=mark * np.float32(weight),
         )
         more = {name: nothing for name in _OPTIONAL if getattr(part[0], name) is not None}
+        if part[0].selected is not None:
+            more["selected"] = nothing.astype(bool)
         behind.append(dataclasses.replace(alone, **more))
     before = [
         t

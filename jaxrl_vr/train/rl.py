@@ -36,6 +36,7 @@ from jaxrl_vr.train.loop import Cursor, run_stage, take
 from jaxrl_vr.train.objectives import Dpo, policy_objective
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.sampling import GroupSampler, few, is_mixed
+from jaxrl_vr.train.selection import with_selected, with_top_entropy
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
 from jaxrl_vr.train.watch import Watch
@@ -163,23 +164,29 @@ class _Steps:
     def _scored(self, state: TrainState, every: list[Trajectory]) -> list[Trajectory]:
         """With the log-probs and values that the losses compare with."""
         stage, learner = self._stage, self._learner
-        wanted: dict[str, tuple[Learner, Params]] = {}
-        if stage.old_logp == "recomputed":
-            wanted["old_logp"] = (learner, state.trainable)
+        ours = {"old_logp": "logp"} if stage.old_logp == "recomputed" else {}
+        if stage.tokens is not None:
+            ours["entropy"] = "entropy"
+        # Field of a trajectory -> name of the score, by who computes it with which parameters.
+        wanted: list[tuple[Learner, Params, dict[str, str]]] = []
+        if ours:
+            wanted.append((learner, state.trainable, ours))
         if stage.has_ref_logp:
-            wanted["ref_logp"] = (learner, state.frozen["reference"])
+            wanted.append((learner, state.frozen["reference"], {"ref_logp": "logp"}))
         if self._critic is not None:
-            wanted["old_value"] = (self._critic, state.critic.trainable)
+            wanted.append((self._critic, state.critic.trainable, {"old_value": "value"}))
         if not wanted:
             return every
         batch = learner.place(build(every, np.zeros(len(every)), self._shape))
         lengths = [len(t.token_ids) for t in every]
-        for name, (scorer, params) in wanted.items():
-            found = unpack(to_host(scorer.score(params, batch)), lengths, self._shape)
-            every = [
-                dataclasses.replace(t, **{name: array})
-                for t, array in zip(every, found, strict=True)
-            ]
+        for scorer, params, names in wanted:
+            scores = to_host(scorer.score(params, batch))
+            for field, name in names.items():
+                found = unpack(scores[name], lengths, self._shape)
+                every = [
+                    dataclasses.replace(t, **{field: array})
+                    for t, array in zip(every, found, strict=True)
+                ]
         return every
 
     def _valued(self, every: list[Trajectory], samples: Samples) -> Samples:
@@ -252,7 +259,8 @@ class _Steps:
                     texts: list[Demonstration] = []
                     if step >= stage.num_warmup_steps:
                         texts, carried = self._mixed_in(carried, metrics)
-                    batch = self._batch(part, texts)
+                    seed = (self._ctx.config.stage_seed(stage), step, done)
+                    batch = self._batch(part, texts, seed)
                     state, found = self._update(state, step, done, batch, carried)
                     metrics.add(found)
                     num_tokens += sum(len(t.token_ids) for t in part)
@@ -272,8 +280,10 @@ class _Steps:
         metrics.add(dropped)
         return texts, dataclasses.replace(carried, texts=cursor)
 
-    def _batch(self, part: list[Trajectory], texts: Sequence[Demonstration]) -> Batch:
-        """The batch of one optimizer step."""
+    def _batch(
+        self, part: list[Trajectory], texts: Sequence[Demonstration], seed: tuple[int, ...]
+    ) -> Batch:
+        """The batch of one optimizer step; `seed` decides what is selected by chance."""
         stage = self._stage
         limit = stage.sampling.max_new_tokens
         together = stage.sequences_together
@@ -284,6 +294,10 @@ class _Steps:
         more = (0, few(len(lengths)) - len(lengths))
         weight = stage.weights(np.pad(lengths, more), np.pad(group, more), limit)
         weight = np.repeat(weight[: len(lengths)], together)
+        if stage.tokens is not None:
+            part = with_top_entropy(part, stage.tokens)
+        if stage.objective.selects:
+            part = with_selected(part, stage.objective, seed)
         if stage.positive_nll is not None:
             part = averaged(part, stage.positive_nll.coef)
         if stage.lm_mix is not None and texts:

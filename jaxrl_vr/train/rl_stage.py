@@ -24,6 +24,7 @@ from jaxrl_vr.train.imitation import LmMix, PositiveNll
 from jaxrl_vr.train.objectives import DecoupledPpo, Dpo, PolicyUnion, PpoClip, Rft
 from jaxrl_vr.train.offpolicy import Offpolicy
 from jaxrl_vr.train.penalty import EntropyBonus, Kl
+from jaxrl_vr.train.selection import TopEntropy
 from jaxrl_vr.train.shaping import Shaping, StepReward
 from jaxrl_vr.train.stages import SamplingConfig, TrainStage
 from jaxrl_vr.train.weights import TokenMean, Weights
@@ -68,6 +69,8 @@ class RlStage(TrainStage):
     """Per-token loss."""
     offpolicy: tuple[Offpolicy, ...] = ()
     """Corrections of the gap between sampler and learner; they multiply the loss."""
+    tokens: TopEntropy | None = None
+    """Which tokens train; None is all of them."""
     weights: Weights = TokenMean()
     """How token losses are averaged."""
     shaping: tuple[Shaping, ...] = ()
@@ -154,14 +157,15 @@ class RlStage(TrainStage):
                 "positive_nll with objective 'rft', which is the likelihood of right rollouts "
                 "already; leave positive_nll out"
             )
-        if self.offpolicy and self.old_logp == "sampler":
+        comparing = [c.type for c in self.offpolicy if c.reads_old_logp]
+        if comparing and self.old_logp == "sampler":
             raise ValueError(
-                f"offpolicy '{self.offpolicy[0].type}' with old_logp = 'sampler': it compares the "
+                f"offpolicy '{comparing[0]}' with old_logp = 'sampler': it compares the "
                 "learner's log-probs with the sampler's, and would see no gap; set old_logp = "
                 "'recomputed'"
             )
         reads_old = self.kl is not None and self.kl.type == "unbiased_k3"
-        acts = self.objective.has_ratio or self.offpolicy or reads_old
+        acts = self.objective.has_ratio or comparing or reads_old
         if self.old_logp == "recomputed" and not acts:
             raise ValueError(
                 f"old_logp = 'recomputed' cannot act with objective '{self.objective.type}', which "
@@ -224,10 +228,11 @@ class RlStage(TrainStage):
                 f"offpolicy: {' and '.join(weighting)} would weigh the same gap twice; keep one of "
                 "them (and 'veto', if you like)"
             )
+        comparing = weighting or [c.type for c in self.offpolicy if c.reads_old_logp]
         acting = self.sampling.cuts
-        if (weighting or self.offpolicy) and acting:
+        if comparing and acting:
             raise ValueError(
-                f"sampling.{acting[0]} with {(weighting or ['veto'])[0]!r}: log-probs are those of "
+                f"sampling.{acting[0]} with {comparing[0]!r}: log-probs are those of "
                 "the whole distribution, and rollouts come from a cut one; leave one of them out"
             )
 

@@ -195,13 +195,18 @@ def update(
     }
 
 
-Score = Callable[[Params, Batch], jax.Array]
-"""(parameters, micro-batch) -> [b, T] float32, a number for every token."""
+Score = Callable[[Params, Batch], dict[str, jax.Array]]
+"""(parameters, micro-batch) -> [b, T] float32 arrays by name, a number for every token."""
 
 
 def policy_score(model: Model) -> Score:
-    """The log-prob of every token of one micro-batch."""
-    return lambda params, batch: row_logprobs(model, params, batch)[0]
+    """The log-prob of every token of one micro-batch, and the entropy of its choice."""
+
+    def score(params: Params, batch: Batch) -> dict[str, jax.Array]:
+        logp, entropy = row_logprobs(model, params, batch)
+        return {"logp": logp, "entropy": entropy}
+
+    return score
 
 
 class Learner:
@@ -232,12 +237,12 @@ class Learner:
         self._shardings: Any = None
         self._update = jax.jit(keep_sharding, donate_argnums=0)
 
-        def score_all(params: Params, batch: Batch) -> jax.Array:
-            def one(_: None, micro: Batch) -> tuple[None, jax.Array]:
-                def work() -> jax.Array:
+        def score_all(params: Params, batch: Batch) -> dict[str, jax.Array]:
+            def one(_: None, micro: Batch) -> tuple[None, dict[str, jax.Array]]:
+                def work() -> dict[str, jax.Array]:
                     return score(params, micro)
 
-                nothing = jnp.zeros(micro.tokens.shape)
+                nothing = _zeros(jax.eval_shape(work))
                 return None, jax.lax.cond(jnp.any(micro.mask), work, lambda: nothing)
 
             return jax.lax.scan(one, None, batch)[1]
@@ -262,7 +267,7 @@ class Learner:
         with jax.set_mesh(self._mesh):
             return self._update(state, batch, dict(numbers), rates)
 
-    def score(self, params: Params, batch: Batch) -> jax.Array:
-        """The score of every token, [M, b, T] float32, 0 in micro-batches that hold nothing."""
+    def score(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
+        """The scores of every token, [M, b, T] float32, 0 in micro-batches that hold nothing."""
         with jax.set_mesh(self._mesh):
             return self._score(params, batch)

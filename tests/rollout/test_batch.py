@@ -111,6 +111,12 @@ def test_build_of_what_each_token_has_by_hand():
     for name, values in expected.items():
         np.testing.assert_array_equal(getattr(batch, name), [[values]], err_msg=name)
         assert getattr(batch, name).dtype == np.float32
+    assert batch.selected is None and batch.weight[0, 0].tolist() == [0, 1, 1, 0, 1, 0]
+    selected = np.array([False, True])
+    batch = build([of(2, selected=selected, counts=~selected)], np.ones(1), Shape(2, 1))
+    assert batch.selected.tolist() == [[[False, True]]]
+    # What does not count has no weight and stays in the mask.
+    assert batch.mask.tolist() == [[[False, True]]] and not batch.weight.any()
     with pytest.raises(ValueError, match="trajectory 1: has no returns, but others have"):
         build([of(2), of(3, returns=None)], np.ones(2), Shape(6, 1))
 

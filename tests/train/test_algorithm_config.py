@@ -8,13 +8,14 @@ import pytest
 import reference
 from pydantic import TypeAdapter, ValidationError
 
-from jaxrl_vr.losses import advantages, returns, shaping, supervised
+from jaxrl_vr.losses import advantages, returns, selection, shaping, supervised
 from jaxrl_vr.rollout.groups import Samples
 from jaxrl_vr.train.advantage import Advantage, compiled
 from jaxrl_vr.train.imitation import LmMix
-from jaxrl_vr.train.objectives import PolicyUnion
+from jaxrl_vr.train.objectives import ClipCov, KlCov, PolicyUnion
 from jaxrl_vr.train.offpolicy import Offpolicy
 from jaxrl_vr.train.penalty import Kl
+from jaxrl_vr.train.selection import TopEntropy
 from jaxrl_vr.train.shaping import Shaping
 from jaxrl_vr.train.weights import Weights
 
@@ -66,6 +67,7 @@ OWN_FIELDS = {
     "weights",
     "over_batch",
     *("data", "batch", "loss_on", "max_tokens"),  # of lm_mix: which texts
+    *("low", "high", "fraction"),  # of clip_cov and kl_cov: which tokens
     "samples",  # of fixed_baseline: how many answers make the baseline
 }
 SHAPING_FUNCTIONS = {
@@ -90,7 +92,18 @@ FUNCTIONS = [
         if "over_batch" in model.model_fields
     ),
     (LmMix, supervised.pretraining_mix),
+    (TopEntropy, selection.entropy_threshold),
 ]
+SELECTIONS = [(ClipCov, selection.select_clip_cov), (KlCov, selection.select_kl_cov)]
+
+
+@pytest.mark.parametrize("model, function", SELECTIONS)
+def test_fields_of_a_selection_have_the_defaults_of_its_function(model, function):
+    parameters = inspect.signature(function).parameters.values()
+    found = {
+        p.name: model.model_fields[p.name].default for p in parameters if p.kind is p.KEYWORD_ONLY
+    }
+    assert found == {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 @pytest.mark.parametrize("model, function", FUNCTIONS, ids=lambda x: getattr(x, "__name__", ""))
