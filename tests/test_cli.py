@@ -442,6 +442,8 @@ def test_ctrl_c_before_a_run_can_save_just_ends_the_process():
     # As an exception it could strike inside of jax's callbacks, which swallow it.
     code = """
 import signal, sys
+# As Python has it, also where these tests run in the background, which ignores the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from jaxrl_vr import cli
 cli._import_from_here = lambda: sys.exit(signal.getsignal(signal.SIGINT) != signal.SIG_DFL)
 sys.argv = ["jaxrl-vr", "train", "any.toml"]

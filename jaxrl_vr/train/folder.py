@@ -44,7 +44,7 @@ def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[st
     """
     stages = config.stages[:num_begun]
     tasks = {name for stage in stages if stage.name in done for name in tasks_of(stage)}
-    data = {name for stage in stages if isinstance(stage, TrainStage) for name in stage.data}
+    data = {name for stage in stages if isinstance(stage, TrainStage) for name in stage.sources}
     data |= {name for task in tasks for name in config.task(task).data}
     open_keys = {"eval", "steps"}
     return config.model_dump() | {

@@ -248,6 +248,11 @@ class RlStage(TrainStage):
         return min(self.max_prompt_tokens or room, room)
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of all data sources it reads."""
+        return self.data if self.lm_mix is None else (*self.data, *self.lm_mix.data)
+
+    @property
     def num_warmup_steps(self) -> int:
         """Steps at the start in which the critic alone learns."""
         return 0 if self.critic is None else self.critic.warmup_steps

@@ -120,6 +120,11 @@ class TrainStage(StageBase):
     """Evaluations along the way."""
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of all data sources it reads."""
+        return self.data
+
+    @property
     def total_updates(self) -> int:
         """Optimizer steps of the whole stage."""
         return self.steps

@@ -336,6 +336,16 @@ def test_keys_that_may_not(tmp_path, override, line):
     assert found.startswith(line)
 
 
+def test_texts_that_are_mixed_in_may_not_change(tmp_path):
+    texts = '[[data]]\nname = "texts"\ntype = "arithmetic"\ndigits = 1\n'
+    mix = 'lm_mix = { data = ["texts"], batch = 2 }'
+    path = config(tmp_path, rl("rl", more=mix), data=ONES + texts)
+    before = load(RunConfig, [path])
+    after = load(RunConfig, [path], ["data.texts.digits=2"])
+    parts = (settled(before, 1, []), settled(after, 1, []))
+    assert difference(*parts, may_change=MAY_CHANGE) == ["data.texts.digits: was 1, now 2"]
+
+
 # Schedules
 
 RL = {
