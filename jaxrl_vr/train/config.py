@@ -23,6 +23,7 @@ from jaxrl_vr.sampler.engine import EngineConfig
 from jaxrl_vr.sharding import MeshConfig
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import (
+    DpoStage,
     EvalStage,
     ExportStage,
     SftStage,
@@ -113,7 +114,9 @@ Model = Annotated[RandomModel | PretrainedModel, Field(discriminator="type")]
 Tokenizer = Annotated[CharTokenizerConfig | HFTokenizerConfig, Field(discriminator="type")]
 
 
-Stage = Annotated[SftStage | RlStage | EvalStage | ExportStage, Field(discriminator="type")]
+Stage = Annotated[
+    SftStage | DpoStage | RlStage | EvalStage | ExportStage, Field(discriminator="type")
+]
 
 
 class RunConfig(Config):
@@ -218,8 +221,8 @@ class RunConfig(Config):
             if not file.startswith(_OUTPUTS.get(stage.type, ())):
                 raise ValueError(
                     f"{where}: source {source.name!r} has path = {source.path!r}, which stage "
-                    f"{made_by!r} of type {stage.type!r} does not write; name output.jsonl or "
-                    "right.jsonl of an evaluation"
+                    f"{made_by!r} of type {stage.type!r} does not write; name output.jsonl, "
+                    "right.jsonl or pairs.jsonl of an evaluation"
                 )
 
     def _check_scored(self, where: str, names: Sequence[str]) -> None:
@@ -260,7 +263,7 @@ class RunConfig(Config):
 
 STAGE_PREFIX = "stage:"
 # Type of a stage -> what the paths of its data begin with, in its folder.
-_OUTPUTS = {"eval": ("output.jsonl", "right.jsonl"), "rl": ("rollouts/",)}
+_OUTPUTS = {"eval": ("output.jsonl", "right.jsonl", "pairs.jsonl"), "rl": ("rollouts/",)}
 
 
 def stage_of(source: Any) -> str | None:

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 from jaxrl_vr.data.demonstrations import Demonstration, load_demonstrations
 from jaxrl_vr.data.mixture import Mixture
+from jaxrl_vr.data.preferences import Pair, load_pairs
 from jaxrl_vr.data.prompts import Prompt, load_prompts
 from jaxrl_vr.data.tokenizer import Tokenizer
 from jaxrl_vr.train.config import STAGE_PREFIX, RunConfig, stage_of
 from jaxrl_vr.train.rl_stage import RlStage
-from jaxrl_vr.train.stages import SftStage, StageBase, Task, TrainStage, tasks_of
+from jaxrl_vr.train.stages import DpoStage, SftStage, StageBase, Task, TrainStage, tasks_of
 from jaxrl_vr.verifiers.spec import check_references
 
 A = TypeVar("A")
@@ -58,6 +59,15 @@ class Mixtures:
 
         return self._open(("lm_mix", stage.name), mix.data, load)
 
+    def pairs(self, stage: DpoStage) -> Mixture[Pair]:
+        """What a preference stage trains on."""
+
+        def load(sources: Sequence[Any]) -> Mixture[Pair]:
+            longest, seed = stage.longest(self.context), self.config.stage_seed(stage)
+            return load_pairs(sources, self.tokenizer, max_tokens=longest, seed=seed)
+
+        return self._open(("stage", stage.name), stage.data, load)
+
     def prompts(self, stage: RlStage) -> Mixture[Prompt]:
         """What an RL stage answers."""
         longest, seed = stage.longest_prompt(self.context), self.config.stage_seed(stage)
@@ -76,6 +86,8 @@ class Mixtures:
         if isinstance(stage, TrainStage) and self._is_there(stage.data):
             if isinstance(stage, SftStage):
                 _try(self.demonstrations(stage))
+            elif isinstance(stage, DpoStage):
+                _try(self.pairs(stage))
             elif isinstance(stage, RlStage):
                 _try(self.prompts(stage))
         if isinstance(stage, RlStage) and stage.lm_mix and self._is_there(stage.lm_mix.data):

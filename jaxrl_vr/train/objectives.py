@@ -357,6 +357,13 @@ def supervised(
     return losses.cross_entropy(logp, batch.mask)
 
 
+def preferences(
+    logp: jax.Array, entropy: jax.Array, batch: Batch, numbers: Numbers
+) -> tuple[jax.Array, Metrics]:
+    """DPO of pairs that lie one behind the other in their rows."""
+    return Dpo().compute(logp, batch, numbers)
+
+
 def policy_objective(
     objective: PolicyObjective,
     kl: Kl | None,

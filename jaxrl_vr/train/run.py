@@ -29,6 +29,7 @@ from jaxrl_vr.sharding import make_mesh
 from jaxrl_vr.train.check import check_sizes, check_verifiers, oddities
 from jaxrl_vr.train.config import PretrainedModel, RunConfig
 from jaxrl_vr.train.context import Context
+from jaxrl_vr.train.dpo import run_dpo
 from jaxrl_vr.train.evaluate import Evaluation, evaluate, write_answers
 from jaxrl_vr.train.folder import (
     begin,
@@ -44,7 +45,7 @@ from jaxrl_vr.train.models import Built, build_model, check_init, export_folder,
 from jaxrl_vr.train.rl import run_rl
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.sft import run_sft
-from jaxrl_vr.train.stages import EvalStage, ExportStage, SftStage
+from jaxrl_vr.train.stages import DpoStage, EvalStage, ExportStage, SftStage
 from jaxrl_vr.types import Group
 from jaxrl_vr.verifiers.pool import Pool
 
@@ -193,6 +194,9 @@ def _run_stage(ctx: Context, stage: Any) -> None:
     final: Any = None
     if isinstance(stage, SftStage):
         final, evaluations = run_sft(ctx, stage)
+        result["evaluations"] = [dataclasses.asdict(e) for e in evaluations]
+    elif isinstance(stage, DpoStage):
+        final, evaluations = run_dpo(ctx, stage)
         result["evaluations"] = [dataclasses.asdict(e) for e in evaluations]
     elif isinstance(stage, RlStage):
         final, evaluations = run_rl(ctx, stage)

@@ -149,6 +149,28 @@ class SftStage(TrainStage):
         return min(self.max_tokens or context, context)
 
 
+class DpoStage(TrainStage):
+    """Preference training on pairs of a better and a worse completion; the reference is the stage's
+    starting weights."""
+
+    type: Literal["dpo"] = "dpo"
+    """What the stage does."""
+    batch: PositiveInt
+    """Pairs of an optimizer step."""
+    beta: float = Field(default=0.1, gt=0)
+    """Strength of the pull to the reference."""
+    max_tokens: PositiveInt | None = None
+    """Pairs with a longer side are left out and counted; None is the model's context."""
+
+    def longest(self, context: int) -> int:
+        """Tokens of a side at most, in a model's context."""
+        return min(self.max_tokens or context, context)
+
+    def row_length(self, context: int) -> int:
+        """Tokens of a packed row, in which a whole pair lies."""
+        return self.micro.row_length or 2 * self.longest(context)
+
+
 class EvalStage(StageBase):
     """Evaluation; its folder gets every answer as data that later stages can use."""
 

@@ -65,6 +65,22 @@ def test_chats(tmp_path):
     ]
 
 
+def test_pairs_of_texts_and_of_chats(tmp_path):
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "better"}]
+    worse = [{"role": "assistant", "content": "worse"}]
+    path = write(
+        tmp_path / "a.jsonl",
+        {"prompt": "q", "chosen": chat, "rejected": worse},
+        {"prompt": "q", "chosen": "better", "rejected": "worse"},
+        {"prompt": "q", "chosen": chat[:1], "rejected": "worse"},
+    )
+    fields = {"completion": "chosen", "rejected": "rejected"}
+    found = items(type="jsonl", path=path, fields=fields, limit=2)
+    assert [(e.prompt, e.completion, e.rejected) for e in found] == [("q", "better", "worse")] * 2
+    with pytest.raises(ValueError, match="a.jsonl:3: field 'chosen' is a chat that does not end"):
+        items(type="jsonl", path=path, fields=fields)
+
+
 def test_plain_text(tmp_path):
     path = write(tmp_path / "a.jsonl", {"text": "once upon"})
     found = items(type="jsonl", path=path, fields={"text": "text"})
