@@ -257,13 +257,15 @@ def test_texts_are_mixed_in_and_learned(tmp_path):
     assert steps[-1]["lm/nll"] < 0.8 * steps[0]["lm/nll"]
 
 
-def test_a_resumed_run_mixes_in_the_texts_that_come_next(tmp_path):
-    whole, _ = mixed(tmp_path, 4)
+def test_a_resumed_run_mixes_in_the_texts_that_come_next(tmp_path, capsys):
+    every = "checkpoint.every=1"
+    whole, _ = mixed(tmp_path, 4, every)
     other = tmp_path / "other"
     other.mkdir()
-    mixed(other, 2)
+    mixed(other, 2, every)
     (other / "run/stages/rl/result.json").unlink()
-    resumed, steps = mixed(other, 4)
+    resumed, steps = mixed(other, 4, every)
+    assert "resuming rl at step 2 of 4" in capsys.readouterr().out
     assert len(steps) == 4
     assert resumed["parameter_hash"] == whole["parameter_hash"]
 

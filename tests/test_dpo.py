@@ -63,18 +63,20 @@ def test_preferred_answers_become_likelier_than_the_others(tmp_path):
     assert not any(name.startswith(("mismatch/", "policy/")) for name in steps[0])
 
 
-def test_resumed_equals_uninterrupted_and_rows_do_not_matter(tmp_path):
+def test_resumed_equals_uninterrupted_and_rows_do_not_matter(tmp_path, capsys):
     def hash_of(name, *overrides, runs=(4,)):
         folder = tmp_path / name
         folder.mkdir()
         data = ONES + written(folder)
         for steps in runs:
             (folder / "run/stages/prefer/result.json").unlink(missing_ok=True)
-            summary = train(config(folder, dpo("prefer", steps=steps), data=data), *overrides)
+            path = config(folder, dpo("prefer", steps=steps), data=data)
+            summary = train(path, "checkpoint.every=1", *overrides)
         return summary["parameter_hash"], metrics(folder, "prefer")
 
     whole, steps = hash_of("whole")
     assert hash_of("resumed", runs=(2, 4))[0] == whole
+    assert "resuming prefer at step 2 of 4" in capsys.readouterr().out
     _, packed = hash_of("packed", "stages.prefer.micro={ rows = 8, row_length = 64 }")
     for a, b in zip(steps, packed, strict=True):
         assert a["loss/total"] == pytest.approx(b["loss/total"], abs=1e-5)

@@ -49,6 +49,7 @@ class Trajectory:
     logp: np.ndarray | None = None  # [n] float32, as the sampler reported it; None: not sampled
     old_logp: np.ndarray | None = None  # [n] float32, under the old policy; None: the sampler's
     ref_logp: np.ndarray | None = None  # [n] float32, under the reference
+    teacher_logp: np.ndarray | None = None  # [n] float32, under the teacher
     old_value: np.ndarray | None = None  # [n] float32, the critic's
     returns: np.ndarray | None = None  # [n] float32, what values are trained towards
     version: np.ndarray | None = None  # [n] int

@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from jaxrl_vr.config import Config
-from jaxrl_vr.losses import advantages, policy, returns
+from jaxrl_vr.config import Config, LocalPath
+from jaxrl_vr.losses import advantages, distill, policy, returns
 from jaxrl_vr.losses.kl import kl_in_reward
 from jaxrl_vr.rollout.groups import Samples
 
@@ -301,6 +301,28 @@ def _scaled(reward: jax.Array, mask: jax.Array) -> jax.Array:
     return returns.whiten(reward, mask, shift_mean=False)
 
 
+class OnPolicyDistillation(AdvantageConfig):
+    """The teacher's log-prob of each token less the student's: the student's own answers, judged
+    token by token. Rewards are only looked at."""
+
+    has_group_baseline: ClassVar[bool] = False
+    is_per_token: ClassVar[bool] = True
+    reads_reward: ClassVar[bool] = False
+    type: Literal["on_policy_distillation"] = "on_policy_distillation"
+    """Which advantage this is."""
+    teacher: LocalPath = Field(min_length=1)
+    """Whose log-probs: `base`, an earlier stage's name, or a Hugging Face folder or id with a model
+    of the same tokenizer, of any size."""
+
+    def __call__(self, samples: Samples) -> np.ndarray:
+        """[P, G, T] float32 advantages."""
+        assert samples.logp is not None and samples.teacher_logp is not None, "both were scored"
+        mask = _trained(samples)
+        rows = [a.reshape(mask.shape) for a in (samples.logp, samples.teacher_logp)]
+        adv, _ = compiled(distill.on_policy_advantage)(*rows, mask)
+        return np.asarray(adv).reshape(samples.mask.shape)
+
+
 class Reward(AdvantageConfig):
     """The reward itself, without a baseline: plain REINFORCE, and the weights of `rft`."""
 
@@ -358,6 +380,7 @@ Advantage = Annotated[
     | ProcessGroupNorm
     | PreferencePairs
     | Gae
+    | OnPolicyDistillation
     | Reward,
     Field(discriminator="type"),
 ]

@@ -178,18 +178,9 @@ class RunConfig(Config):
         where = f"stages.{stage.name}"
         if stage.name in ("previous", "base"):
             raise ValueError(f"{where}.name: {stage.name!r} has a meaning in init; choose another")
-        later = [s.name for s in self.stages if s.name not in earlier]
-        if stage.init in later:
-            raise ValueError(
-                f"{where}.init = {stage.init!r} is not an earlier stage; "
-                f"earlier are {earlier or 'none'}"
-            )
-        idle = [s.name for s in self.stages if not isinstance(s, TrainStage)]
-        if stage.init in idle:
-            raise ValueError(
-                f"{where}.init = {stage.init!r} is a stage that does not train, so it has no "
-                "weights of its own; name one that does"
-            )
+        self._check_weights(f"{where}.init", stage.init, earlier)
+        if isinstance(stage, RlStage) and stage.teacher is not None:
+            self._check_weights(f"{where}.advantage.teacher", stage.teacher, earlier)
         if isinstance(stage, TrainStage):
             _known(f"{where}.data", stage.data, [s.name for s in self.data], "data")
             self._check_made(f"{where}.data", stage.data, earlier)
@@ -204,6 +195,18 @@ class RunConfig(Config):
         self.check_tasks(at, tasks)
         for name in tasks:
             self._check_made(f"{at}: {name!r}", self.task(name).data, earlier)
+
+    def _check_weights(self, where: str, name: str, earlier: Sequence[str]) -> None:
+        """Refuses names of stages that have no weights yet, or never."""
+        if name in [s.name for s in self.stages if s.name not in earlier]:
+            raise ValueError(
+                f"{where} = {name!r} is not an earlier stage; earlier are {earlier or 'none'}"
+            )
+        if name in [s.name for s in self.stages if not isinstance(s, TrainStage)]:
+            raise ValueError(
+                f"{where} = {name!r} is a stage that does not train, so it has no weights of its "
+                "own; name one that does"
+            )
 
     def _check_made(self, where: str, names: Sequence[str], earlier: Sequence[str]) -> None:
         """Refuses sources that read what no stage in `earlier` writes."""

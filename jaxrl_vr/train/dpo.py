@@ -16,7 +16,7 @@ from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build, unpack
 from jaxrl_vr.sharding import to_host
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation
-from jaxrl_vr.train.loop import Cursor, run_stage, take
+from jaxrl_vr.train.loop import Cursor, run_stage, starting_weights, take
 from jaxrl_vr.train.objectives import preferences
 from jaxrl_vr.train.stages import DpoStage
 from jaxrl_vr.train.state import TrainState
@@ -51,7 +51,8 @@ def run_dpo(ctx: Context, stage: DpoStage) -> tuple[object, list[Evaluation]]:
             ctx.phases.tokens("update", sum(len(p.chosen.ids + p.rejected.ids) for p in pairs))
         return state, cursor
 
-    return run_stage(ctx, stage, mixture.start(), advance, has_reference=True)
+    frozen = {"reference": starting_weights}
+    return run_stage(ctx, stage, mixture.start(), advance, frozen=frozen)
 
 
 def _batch(pairs: Sequence[Pair], learner: Learner, reference: Params, shape: Shape) -> Batch:

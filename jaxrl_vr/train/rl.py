@@ -6,7 +6,7 @@ P prompts, G samples of a prompt, T completion tokens at most.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -32,13 +32,13 @@ from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.critic import critic_learner, critic_state
 from jaxrl_vr.train.evaluate import Evaluation
 from jaxrl_vr.train.imitation import averaged, marked, mixed_in
-from jaxrl_vr.train.loop import Cursor, run_stage, take
+from jaxrl_vr.train.loop import Cursor, run_stage, starting_weights, take
 from jaxrl_vr.train.objectives import Dpo, policy_objective
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.sampling import GroupSampler, few, is_mixed
 from jaxrl_vr.train.selection import with_selected, with_top_entropy
 from jaxrl_vr.train.state import TrainState
-from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
+from jaxrl_vr.train.update import Learner, Rates, Scorer, policy_loss, policy_score
 from jaxrl_vr.train.watch import Watch
 from jaxrl_vr.types import Group, Mean, Metrics
 
@@ -63,12 +63,17 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
         assert stage.critic is not None
         return critic_state(stage.critic, ctx.model, policy)
 
+    frozen: dict[str, Callable[[Params], Params]] = {}
+    if stage.has_reference:
+        frozen["reference"] = starting_weights
+    if (teacher := stage.teacher) is not None:
+        frozen["teacher"] = lambda _: ctx.load_teacher(teacher)
     return run_stage(
         ctx,
         stage,
         mixture.start(),
         advance,
-        has_reference=stage.has_reference,
+        frozen=frozen,
         make_critic=None if stage.critic is None else make_critic,
     )
 
@@ -100,6 +105,9 @@ class _Steps:
             stage.optimizer.transform(ctx.model.declare()),
             ctx.mesh,
         )
+        self._teacher = None
+        if stage.teacher is not None:
+            self._teacher = Scorer(policy_score(ctx.teacher_model(stage.teacher)), ctx.mesh)
         self._critic = None
         if stage.critic is not None:
             self._critic = critic_learner(stage.critic, ctx.model, ctx.mesh)
@@ -135,7 +143,7 @@ class _Steps:
             every = trajectories([groups[p] for p in kept], samples, stage.sampling.temperature)
             every = self._scored(state, every)
             samples, kl_of_rollouts = self._penalised(every, samples, carried, metrics)
-            samples = self._valued(every, samples)
+            samples = self._taught(every, self._valued(every, samples), metrics)
             adv = stage.advantage(samples)
             check_finite(f"stages.{stage.name} step {step + 1}", samples.reward, adv)
             every = self._with_returns(with_advantages(every, adv, samples), samples, metrics)
@@ -168,19 +176,21 @@ class _Steps:
         if stage.tokens is not None:
             ours["entropy"] = "entropy"
         # Field of a trajectory -> name of the score, by who computes it with which parameters.
-        wanted: list[tuple[Learner, Params, dict[str, str]]] = []
+        wanted: list[tuple[Scorer, Params, dict[str, str]]] = []
         if ours:
-            wanted.append((learner, state.trainable, ours))
+            wanted.append((learner.score, state.trainable, ours))
         if stage.has_ref_logp:
-            wanted.append((learner, state.frozen["reference"], {"ref_logp": "logp"}))
+            wanted.append((learner.score, state.frozen["reference"], {"ref_logp": "logp"}))
+        if self._teacher is not None:
+            wanted.append((self._teacher, state.frozen["teacher"], {"teacher_logp": "logp"}))
         if self._critic is not None:
-            wanted.append((self._critic, state.critic.trainable, {"old_value": "value"}))
+            wanted.append((self._critic.score, state.critic.trainable, {"old_value": "value"}))
         if not wanted:
             return every
         batch = learner.place(build(every, np.zeros(len(every)), self._shape))
         lengths = [len(t.token_ids) for t in every]
         for scorer, params, names in wanted:
-            scores = to_host(scorer.score(params, batch))
+            scores = to_host(scorer(params, batch))
             for field, name in names.items():
                 found = unpack(scores[name], lengths, self._shape)
                 every = [
@@ -195,6 +205,18 @@ class _Steps:
             return samples
         value = completions([t.old_value for t in every], every, samples)
         return dataclasses.replace(samples, value=value)
+
+    def _taught(self, every: list[Trajectory], samples: Samples, metrics: Accumulator) -> Samples:
+        """The samples with the log-probs of student and teacher."""
+        if self._teacher is None:
+            return samples
+        old_logp = [t.logp if t.old_logp is None else t.old_logp for t in every]
+        logp = completions(old_logp, every, samples)
+        teacher_logp = completions([t.teacher_logp for t in every], every, samples)
+        mask = samples.mask & samples.trains[:, :, None]
+        gap = np.where(mask, logp - teacher_logp, 0.0)
+        metrics.add({"distill/reverse_kl": Mean(float(gap.sum()), int(mask.sum()))})
+        return dataclasses.replace(samples, logp=logp, teacher_logp=teacher_logp)
 
     def _with_returns(
         self, every: list[Trajectory], samples: Samples, metrics: Accumulator

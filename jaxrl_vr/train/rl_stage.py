@@ -14,6 +14,7 @@ from jaxrl_vr.train.advantage import (
     Advantage,
     Gae,
     GroupNorm,
+    OnPolicyDistillation,
     PassAtK,
     PreferencePairs,
     ProcessGroupNorm,
@@ -268,6 +269,12 @@ class RlStage(TrainStage):
         return isinstance(self.advantage, ProcessGroupNorm) or any(
             isinstance(s, StepReward) for s in self.shaping
         )
+
+    @property
+    def teacher(self) -> str | None:
+        """Whose log-probs the student's are compared with; None: no teacher."""
+        advantage = self.advantage
+        return advantage.teacher if isinstance(advantage, OnPolicyDistillation) else None
 
     @property
     def has_ref_logp(self) -> bool:

@@ -209,8 +209,37 @@ def policy_score(model: Model) -> Score:
     return score
 
 
+class Scorer:
+    """The compiled scoring pass of one kind of model.
+
+    Args:
+      score: what is asked of every token, without a gradient.
+      mesh: where parameters live; rows are split over `data` and `fsdp`.
+    """
+
+    def __init__(self, score: Score, mesh: jax.sharding.Mesh):
+        self._mesh = mesh
+
+        def score_all(params: Params, batch: Batch) -> dict[str, jax.Array]:
+            def one(_: None, micro: Batch) -> tuple[None, dict[str, jax.Array]]:
+                def work() -> dict[str, jax.Array]:
+                    return score(params, micro)
+
+                nothing = _zeros(jax.eval_shape(work))
+                return None, jax.lax.cond(jnp.any(micro.mask), work, lambda: nothing)
+
+            return jax.lax.scan(one, None, batch)[1]
+
+        self._score = jax.jit(score_all)
+
+    def __call__(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
+        """The scores of every token, [M, b, T] float32, 0 in micro-batches that hold nothing."""
+        with jax.set_mesh(self._mesh):
+            return self._score(params, batch)
+
+
 class Learner:
-    """The compiled update and scoring pass of one set of parameters.
+    """The compiled update of one set of parameters, and the scoring pass over them.
 
     Args:
       loss: what is minimised.
@@ -226,6 +255,7 @@ class Learner:
         transform: optax.GradientTransformation,
         mesh: jax.sharding.Mesh,
     ):
+        self.score = Scorer(score, mesh)
         self._mesh = mesh
         step = functools.partial(update, loss=loss, transform=transform)
 
@@ -236,18 +266,6 @@ class Learner:
 
         self._shardings: Any = None
         self._update = jax.jit(keep_sharding, donate_argnums=0)
-
-        def score_all(params: Params, batch: Batch) -> dict[str, jax.Array]:
-            def one(_: None, micro: Batch) -> tuple[None, dict[str, jax.Array]]:
-                def work() -> dict[str, jax.Array]:
-                    return score(params, micro)
-
-                nothing = _zeros(jax.eval_shape(work))
-                return None, jax.lax.cond(jnp.any(micro.mask), work, lambda: nothing)
-
-            return jax.lax.scan(one, None, batch)[1]
-
-        self._score = jax.jit(score_all)
 
     def place(self, batch: Batch) -> Batch:
         """The batch on the devices, rows and length split by the rules table."""
@@ -266,8 +284,3 @@ class Learner:
             self._shardings = jax.tree.map(lambda a: a.sharding, state)
         with jax.set_mesh(self._mesh):
             return self._update(state, batch, dict(numbers), rates)
-
-    def score(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
-        """The scores of every token, [M, b, T] float32, 0 in micro-batches that hold nothing."""
-        with jax.set_mesh(self._mesh):
-            return self._score(params, batch)
