@@ -223,7 +223,8 @@ _README = """# A run of jaxrl_vr
 - `summary.json`: every evaluation, seconds of each phase, hash of the final parameters
 - `metrics.jsonl`: one line a step; `tensorboard/`: the same for TensorBoard
 - `stages/NAME/rollouts/`: what was sampled at each step, its score and why
-- `stages/NAME/output.jsonl`, `right.jsonl`: answers of an evaluation, usable as data
+- `stages/NAME/output.jsonl`, `right.jsonl`, `pairs.jsonl`: answers of an evaluation, usable
+  as data: all, the distinct right ones, and a right and a wrong one of each problem with both
 - `stages/NAME/final/`: parameters at the end of a stage; `jaxrl-vr export` makes a Hugging Face
   folder of them
 - `stages/NAME/checkpoints/`: what a resumed run starts from
