@@ -48,6 +48,9 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
     max_prompt = stage.longest_prompt(ctx.model.max_length)
     mixture = ctx.mixtures.prompts(stage)
     ctx.report_dropped(stage.name, mixture.dropped, max_prompt)
+    if stage.lm_mix is not None:
+        longest = stage.lm_mix.longest(stage.row_length(ctx.model.max_length))
+        ctx.report_dropped(f"{stage.name}.lm_mix", ctx.mixtures.texts(stage).dropped, longest)
     sampler = GroupSampler(ctx, stage)
     steps = _Steps(ctx, stage, sampler)
 
