@@ -21,7 +21,7 @@ class MathAnswer(Config):
     """The response's answer is mathematically equal to the reference."""
 
     needs_reference: ClassVar[bool] = True
-    type: Literal["math"] = "math"
+    type: Literal["math_answer"] = "math_answer"
     extract: Extract = "boxed"
     r"""Where the answer stands: in the last `\boxed{}`, or the last number of the text. The latter
     for models that do not box, where answers are numbers."""

@@ -123,7 +123,7 @@ def bad(tmp_path, monkeypatch):
 
 
 def math_task(reference: str) -> Example:
-    return Example(id="0", prompt="q", reference=reference, verifier={"type": "math"})
+    return Example(id="0", prompt="q", reference=reference, verifier={"type": "math_answer"})
 
 
 def scores(pool: Pool, task: Example, *responses: str) -> list[Score]:
@@ -598,7 +598,7 @@ def test_check_of_what_loads_is_silent(bad):
     with Pool(workers=1) as pool:
         waited = []
         pool.check(
-            {"a": bad.verifier, "b": weighted, "c": {"type": "math"}},
+            {"a": bad.verifier, "b": weighted, "c": {"type": "math_answer"}},
             waiting=lambda: waited.append(1),
         )
         assert waited and pool.pending == 0
