@@ -1,7 +1,8 @@
 r"""The outer structure of an answer: lists, brackets, unions, matrices, relations.
 
 Lists are split at commas, "and" and "or"; `\pm` stands for two items; `x = 5` and `x \in [1, 2]`
-are named values, an inequality in one variable is its interval. Whatever is inside is a Leaf. Sets of real numbers, however they are written, compare in `realset`.
+are named values, an inequality in one variable is its interval. Whatever is inside is a Leaf. Sets
+of real numbers, however they are written, compare in `realset`.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ SAME = {
         \begin{vmatrix}1&2\\3&4\end{vmatrix} ||| -2
         \left[\begin{array}{cc}1&2\\3&4\end{array}\right] ||| \begin{pmatrix}1&2\\3&4\end{pmatrix}
         \left(\begin{array}{c}1\\2\end{array}\right) ||| \begin{bmatrix}1\\2\end{bmatrix}
-        \begin{pmatrix}1&2\end{pmatrix}+\begin{pmatrix}3&4\end{pmatrix} ||| \begin{pmatrix}4&6\end{pmatrix}
+        \begin{matrix}1\end{matrix}+\begin{matrix}3\end{matrix} ||| \begin{matrix}4\end{matrix}
         \frac12\begin{pmatrix}2\\4\end{pmatrix} ||| \begin{pmatrix}1\\2\end{pmatrix}
         -\begin{pmatrix}2\\4\end{pmatrix} ||| \begin{pmatrix}-2\\-4\end{pmatrix}
         A=\begin{pmatrix}2\\4\end{pmatrix} ||| \begin{pmatrix}2\\4\end{pmatrix}
