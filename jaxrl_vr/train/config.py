@@ -31,7 +31,7 @@ from jaxrl_vr.train.stages import (
     TrainStage,
     tasks_of,
 )
-from jaxrl_vr.verifiers.pool import PoolConfig
+from jaxrl_vr.verifiers.pool_config import PoolConfig
 from jaxrl_vr.verifiers.spec import build, needs_reference
 
 

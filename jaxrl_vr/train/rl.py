@@ -43,6 +43,7 @@ from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
 from jaxrl_vr.types import Group, Mean, Metrics
+from jaxrl_vr.verifiers.tally import Watch
 
 # Steps in a row without any contrast before the console says what that means.
 _NO_CONTRAST_STEPS = 10
@@ -113,6 +114,7 @@ class _Steps:
         self._steps_without_contrast = 0
         self._has_warned = False
         self._has_warned_of_limits = False
+        self._unscorable = Watch(ctx.config.verifiers.max_unscorable)
 
     # Sampling
 
@@ -183,6 +185,7 @@ class _Steps:
         """Takes the step's optimizer steps, each on its share of the groups."""
         ctx, stage = self._ctx, self._stage
         metrics.add(group_metrics(groups))
+        metrics.add(ctx.pool.metrics())
         samples = self._samples(groups)
         if stage.control == "shuffled_rewards":
             samples = _shuffled(samples, (ctx.config.stage_seed(stage), step))
@@ -363,7 +366,12 @@ class _Steps:
         return dataclasses.replace(state, critic=critic), metrics
 
     def _watch(self, groups: Sequence[Group], adv: np.ndarray) -> None:
-        """Says so when answers cannot be scored, or nothing was learned for many steps."""
+        """Says so when answers cannot be scored, or nothing was learned for many steps.
+
+        Raises:
+          TooManyUnscorable: more answers than verifiers.max_unscorable allows.
+        """
+        self._unscorable.see((g.example.id, score_of(r)) for g in groups for r in g.rollouts)
         scores = [score_of(r) for g in groups for r in g.rollouts]
         unscorable = [s.reason for s in scores if s.verdict == "unscorable"]
         if unscorable and not self._has_warned:

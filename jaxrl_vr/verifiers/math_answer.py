@@ -8,9 +8,9 @@ which reads plain numerals only. Equality is bounded but can be slow (sympy): ru
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score
@@ -24,7 +24,7 @@ class MathAnswer(Config):
 
     needs_reference: ClassVar[bool] = True
     type: Literal["math_answer"] = "math_answer"
-    extract: tuple[Method, ...] = Field(default=ORDER, min_length=1)
+    extract: Method | Annotated[tuple[Method, ...], Field(min_length=1)] = ORDER
     r"""Where the answer stands, one name or several to try in order: `boxed` (the last `\boxed{}`),
     `answer_tag` (`<answer>`), `hashes` (behind `####`), `phrase` ("the answer is"), `whole` (the
     text is an answer and nothing else), `last_expression` (the last mathematics or number) and
@@ -44,10 +44,10 @@ class MathAnswer(Config):
     """Relative difference that is forgiven where one of both answers is a decimal. More where the
     references are rounded, as in physics."""
 
-    @field_validator("extract", mode="before")
-    @classmethod
-    def _one_or_several(cls, extract: Any) -> Any:
-        return (extract,) if isinstance(extract, str) else extract
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """Where to look, in order."""
+        return (self.extract,) if isinstance(self.extract, str) else self.extract
 
     @property
     def rules(self) -> Rules:
@@ -56,12 +56,12 @@ class MathAnswer(Config):
 
     def answer(self, example: Example, response: str) -> str | None:
         """The answer, in a form that is the same string for equal numbers, lists and sets."""
-        found = found_in(example, response, self.extract)
+        found = found_in(example, response, self.methods)
         return None if found is None or not found.answer else equality.canonical(found.answer)
 
     def __call__(self, example: Example, response: str) -> Score:
         """Scores 1 if the answer equals the reference, 0 otherwise."""
-        return math_answer(example, response, extract=self.extract, rules=self.rules)
+        return math_answer(example, response, extract=self.methods, rules=self.rules)
 
 
 def math_answer(

@@ -112,7 +112,7 @@ SUMS = 'tasks = ["sums"]\n'
         ),
         (
             'data.twos.verifier={ type = "math_answer", extract = "box" }',
-            ["data.twos.verifier", 'extract = "box"', '"boxed" or "last_number"'],
+            ["data.twos.verifier", 'extract = "box"', "did you mean `boxed`?"],
         ),
         (
             'data.twos.verifier={ type = "custom", path = "no_colon" }',

@@ -48,7 +48,7 @@ def custom(name: str, **kwargs) -> Custom:
 
 def test_build_picks_the_type():
     assert build({"type": "math_answer"}) == MathAnswer()
-    assert build({"type": "math_answer", "extract": "boxed"}) == MathAnswer(extract=("boxed",))
+    assert build({"type": "math_answer", "extract": "boxed"}) == MathAnswer(extract="boxed")
     assert build({"type": "exact", "after": ">"}) == ExactMatch(after=">")
     assert isinstance(build(BOTH), Weighted)
 
