@@ -32,7 +32,7 @@ from jaxrl_vr.train.stages import (
     TrainStage,
     tasks_of,
 )
-from jaxrl_vr.verifiers.pool import PoolConfig
+from jaxrl_vr.verifiers.pool_config import PoolConfig
 from jaxrl_vr.verifiers.spec import build, needs_reference
 
 
@@ -233,7 +233,7 @@ class RunConfig(Config):
             if source.verifier is None and not isinstance(source, ProceduralSource):
                 raise ValueError(
                     f"{where}: source {source.name!r} has no verifier, so its answers cannot be "
-                    "scored; give it one, such as verifier = { type = 'math' }"
+                    "scored; give it one, such as verifier = { type = 'math_answer' }"
                 )
             if isinstance(source, FileSource) and source.fields.reference is None:
                 if source.verifier is not None and needs_reference(source.verifier):

@@ -69,6 +69,7 @@ def evaluate(ctx: Context, task: Task, params: Any, stage: str, step: int | None
         )
         tokens = sum(len(r.token_ids) for g in groups for r in g.rollouts)
         ctx.phases.tokens("eval", tokens)
+    ctx.pool.metrics()  # of a training step are only its own
     evaluation = summarise(groups, task.name, stage, step, ctx)
     name = f"eval/{task.name}"
     ctx.writer.write(

@@ -23,7 +23,8 @@ from jaxrl_vr.train.evaluate import Evaluation
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import TrainStage, tasks_of
 
-MAY_CHANGE = ("run_dir", "logging", "checkpoint", "mesh", "engine", "verifiers.workers")
+_SERVICE = ("verifiers.workers", "verifiers.share", "verifiers.queue", "verifiers.max_unscorable")
+MAY_CHANGE = ("run_dir", "logging", "checkpoint", "mesh", "engine", *_SERVICE)
 """Keys a resumed run may change at any time. A different mesh gives the same numbers to rounding;
 the number of verifier workers changes no score, as their limits would. What else may change depends
 on how far the run is: see `settled`."""

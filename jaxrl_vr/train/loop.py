@@ -19,6 +19,7 @@ from jaxrl_vr.train.interrupt import Interrupted
 from jaxrl_vr.train.stages import TrainStage
 from jaxrl_vr.train.state import TrainState, create
 from jaxrl_vr.types import Mean, Metrics
+from jaxrl_vr.verifiers.tally import TooManyUnscorable
 
 Cursor = dict[str, Any]
 T = TypeVar("T")
@@ -27,7 +28,8 @@ T = TypeVar("T")
 class Advance(Protocol):
     """One step of a stage.
 
-    It may raise `Interrupted`, but only before it has touched the state, which it donates.
+    It may raise `Interrupted` and `TooManyUnscorable`, but only before it has touched the state,
+    which it donates.
     """
 
     def __call__(
@@ -80,7 +82,7 @@ def run_stage(
       The final parameters, and the evaluations along the way.
 
     Raises:
-      Interrupted: after everything was saved.
+      Interrupted, TooManyUnscorable: after everything was saved.
     """
     transform = stage.optimizer.transform(ctx.model.declare())
     folder = ctx.stage_folder(stage.name) / "checkpoints"
@@ -101,7 +103,7 @@ def run_stage(
                 began = time.perf_counter()
                 metrics = Accumulator()
                 state, cursor = advance(at.state, at.step, at.cursor, metrics)
-            except Interrupted:
+            except (Interrupted, TooManyUnscorable):
                 _save(ctx, saved, at)
                 _settle(ctx, saved)
                 if saved.latest() == at.step:

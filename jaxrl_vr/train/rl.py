@@ -115,7 +115,7 @@ class _Steps:
         if stage.critic is not None:
             self._critic = critic_learner(stage.critic, ctx.model, ctx.mesh)
         self._log = RolloutLog(ctx.stage_folder(stage.name) / "rollouts")
-        self._watch = Watch(ctx.console, stage)
+        self._watch = Watch(ctx.console, stage, ctx.config.verifiers.max_unscorable)
 
     def learn(
         self,
@@ -128,6 +128,7 @@ class _Steps:
         """Takes the step's optimizer steps, each on its share of the groups."""
         ctx, stage = self._ctx, self._stage
         metrics.add(group_metrics(groups))
+        metrics.add(ctx.pool.metrics())
         samples = self._sampler.samples(groups)
         if stage.control == "shuffled_rewards":
             samples = _shuffled(samples, (ctx.config.stage_seed(stage), step))

@@ -10,18 +10,26 @@ from jaxrl_vr.metrics.console import Console
 from jaxrl_vr.rollout.groups import Samples, score_of
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.types import Group
+from jaxrl_vr.verifiers.tally import UnscorableRate
 
 # Steps in a row without any contrast before the console says what that means.
 _NO_CONTRAST_STEPS = 10
 
 
 class Watch:
-    """Looks at each step's rollouts, and says each thing once."""
+    """Looks at each step's rollouts, and says each thing once.
 
-    def __init__(self, console: Console, stage: RlStage):
+    Args:
+      console: where it says them.
+      stage: whose rollouts.
+      max_unscorable: share of answers that could not be scored above which the run ends.
+    """
+
+    def __init__(self, console: Console, stage: RlStage, max_unscorable: float):
         self._console = console
         self._stage = stage
         self._said: set[str] = set()
+        self._unscorable = UnscorableRate(max_unscorable)
         self._steps_without_contrast = 0
 
     def __call__(self, groups: Sequence[Group], samples: Samples, adv: np.ndarray) -> None:
@@ -31,7 +39,11 @@ class Watch:
           groups: all that were sampled.
           samples: those that train.
           adv: theirs, [P, G] or [P, G, T].
+
+        Raises:
+          TooManyUnscorable: more answers than allowed could not be scored.
         """
+        self._unscorable.see((g.example.id, score_of(r)) for g in groups for r in g.rollouts)
         scores = [score_of(r) for g in groups for r in g.rollouts]
         unscorable = [s.reason for s in scores if s.verdict == "unscorable"]
         if unscorable:

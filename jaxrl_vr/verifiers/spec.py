@@ -25,7 +25,7 @@ Verifier = Annotated[
 
 
 def build(spec: Mapping[str, Any]) -> Verifier:
-    """The verifier that `spec` (`{"type": "math", ...}`) describes. Imports nothing of the user's.
+    """The verifier that `spec` (`{"type": ...}`) describes. Imports nothing of the user's.
 
     Raises:
       ValueError: an unknown type or key, a value that does not fit.

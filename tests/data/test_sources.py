@@ -38,7 +38,7 @@ def test_named_fields(tmp_path):
         {"q": "2+2?", "a": [4, 5], "demo": "4", "key": 7, "level": 2.5},
     )
     fields = dict(prompt="q", reference="a", completion="demo", id="key", difficulty="level")
-    verifier = {"type": "math"}
+    verifier = {"type": "math_answer"}
     found = items(type="jsonl", path=path, fields=fields, verifier=verifier)
     assert found == (
         Example("x", "1+1?", "2", verifier, "s", 3.0, "It is 2"),
@@ -348,7 +348,7 @@ def test_gsm8k_by_its_own_fields():
     if not path.exists():
         pytest.skip("../shared/data/gsm8k is not there")
     fields = {"prompt": "question", "reference": "answer"}
-    found = items(type="jsonl", path=str(path), fields=fields, verifier={"type": "math"})
+    found = items(type="jsonl", path=str(path), fields=fields, verifier={"type": "math_answer"})
     assert len(found) == 1319
     assert found[0].prompt.startswith("Janet")
     assert found[0].reference.endswith("#### 18")

@@ -107,12 +107,12 @@ SUMS = 'tasks = ["sums"]\n'
         ('stages.after.tasks=[""]', ["stages.after.tasks", "''", "there are ['sums']"]),
         ("stages.grpo.eval={ every = 1 }", ["stages.grpo.eval.tasks", "missing"]),
         (
-            'data.twos.verifier={ type = "maths" }',
-            ["data.twos.verifier", '"maths"', "did you mean `math`?"],
+            'data.twos.verifier={ type = "math_answers" }',
+            ["data.twos.verifier", '"math_answers"', "did you mean `math_answer`?"],
         ),
         (
-            'data.twos.verifier={ type = "math", extract = "box" }',
-            ["data.twos.verifier", 'extract = "box"', '"boxed" or "last_number"'],
+            'data.twos.verifier={ type = "math_answer", extract = "box" }',
+            ["data.twos.verifier", 'extract = "box"', "did you mean `boxed`?"],
         ),
         (
             'data.twos.verifier={ type = "custom", path = "no_colon" }',

@@ -187,11 +187,12 @@ def test_different(a, b):
         (r"\boxed{71}, \boxed{72}", "wrong"),
         (r"\boxed{72}, \boxed{72}", "right"),
         (r"<think>\boxed{1}</think> \boxed{72}", "right"),
-        (r"<think>\boxed{72}</think> I do not know", "no_answer"),
+        (r"<think>\boxed{72}</think> I do not know", "wrong"),
+        (r"<think>\boxed{72}</think>", "no_answer"),
         (r"<think>\boxed{72}", "no_answer"),
         (r"<think>a</think>\boxed{72}<think>", "no_answer"),
         (r"\boxed{72} and then \boxed{7", "no_answer"),
-        ("the answer is 72", "no_answer"),
+        ("the answer is 72", "right"),
         (r"\boxed{ }", "no_answer"),
         ("", "no_answer"),
     ],
@@ -203,7 +204,9 @@ def test_verdicts_of_boxed(response, verdict):
 
 def test_list_of_boxes_is_one_answer():
     assert math_answer(example("1, 2"), r"$\boxed{2}$ and $\boxed{1}$").verdict == "right"
-    assert math_answer(example("1, 2"), r"first \boxed{1}, then \boxed{2}").verdict == "wrong"
+    assert math_answer(example("1, 2"), r"first \boxed{1}, then \boxed{2}").verdict == "right"
+    assert math_answer(example("2"), r"first \boxed{1}, then \boxed{2}").verdict == "wrong"
+    assert math_answer(example("1, 2"), r"\boxed{1}, sorry, \boxed{2}").verdict == "wrong"
 
 
 def test_thinking_opened_by_the_prompt():

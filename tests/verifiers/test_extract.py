@@ -1,0 +1,146 @@
+"""Where answers stand: by each method, in order, and what happens where several stand."""
+
+import pytest
+
+from jaxrl_vr.types import Example
+from jaxrl_vr.verifiers.extract import ORDER, Found, find
+from jaxrl_vr.verifiers.math_answer import MathAnswer, math_answer
+
+
+@pytest.mark.parametrize(
+    ("reference", "response", "is_right"),
+    [
+        ("5", "The answer is 5.", True),
+        ("5", "#### 5", True),
+        ("5", "**Answer:** 5", True),
+        ("5", "Answer: **5**", True),
+        ("5", "**Final Answer**\n\n5", True),
+        ("5", "**Final Answer**\n\n$$5$$", True),
+        ("5", r"\boxed 5", True),
+        ("42", r"$\boxed 42$", True),
+        (r"\frac12", r"$\boxed\frac12$", True),
+        ("5", r"\framebox{5}", True),
+        ("5", "<answer> 5 </answer>", True),
+        ("5", "<ANSWER>5</ANSWER>", False),
+        ("5", r"First \boxed{4}. No wait, \boxed{5}", True),
+        ("4", r"First \boxed{4}. No wait, \boxed{5}", False),
+        ("42", r"\boxed{41} or \boxed{42}", False),
+        ("42", r"\boxed{41}\n\n\boxed{42}", False),
+        ("42", r"\boxed{41}, maybe \boxed{42}", False),
+        ("42", "Answer: 41\nAnswer: 42\nAnswer: 43", False),
+        ("43", "Answer: 41\nAnswer: 42\nAnswer: 43", False),
+        ("43", "#### 42\n#### 43", False),
+        ("42", "The answer could be 40, 41, or 42.", False),
+        ("42", "The answer is 41 or 42", False),
+        ("42", "The answer is not 42.", False),
+        ("42", "It isn't 42", False),
+        ("42", "42 is wrong, the answer is 43.", False),
+        ("42", "The answer is 42 because 6*7=42.", True),
+        ("42", "So the total is 42 dollars.", True),
+        ("42", "Thus we get $x = 42$.", True),
+        ("42", "6 * 7 = 42", True),
+        ("42", "x equals 42", True),
+        ("42", r"The final answer is: $\boxed{42}$", True),
+        ("42", "The answer is: 42", True),
+        ("42", "answer = 42", True),
+        ("42", "Therefore, the answer is $42$ meters.", True),
+        ("3/4", "so the probability is 3/4.", True),
+        ("C", "The answer is (C).", True),
+        ("C", "The answer is C", True),
+        ("C", "The correct answer is option C.", True),
+        ("C", "Answer: C) 42", True),
+        ("C", "The answer is **C**.", True),
+        ("5", r"<think>\boxed{5}", False),
+        ("5", r"<think>\boxed{5}</think>", False),
+        ("5", "</think>5", True),
+        ("5", "<think>6</think>The answer is 5", True),
+        ("2", "AZYUK2A", False),
+        ("-10", "the temperature is -10", True),
+        ("1000.99", "is 1 000.99€", True),
+        ("1.22", "it costs 1.22 €", True),
+        (r"x \geq 5", r"Therefore $x \geq 5$ is the solution.", True),
+        (r"28\%", "$28$ %", True),
+        (r"28\%", "28 pct", True),
+        ("1,2", "The roots are 1 and 2.", True),
+        ("1,2", "The roots are $1$ and $2$.", True),
+        ("(3,4)", "so the point is (3, 4).", True),
+        (r"\sqrt{2}", r"so the length is \sqrt{2}.", True),
+        (r"3\sqrt{2}", r"The length is 3\sqrt{2} cm.", True),
+        ("yes", "Yes.", True),
+        ("Paris", "<think>x</think>\n\nParis", True),
+        ("42", "```\n42\n```", True),
+        ("42", "The product is `42`.", True),
+        ("42", "- **Answer**: 42", True),
+        ("42", "| result | 42 |", True),
+        ("18", "She makes $18 every day.", True),
+        ("18", "She makes $9 * 2 = $18 every day.", True),
+        ("18", "#### $18", True),
+        ("18", "#### 18 dollars", True),
+        ("18", "#### 18.", True),
+        ("5 meters", "it is 5 feet", False),
+        ("5 meters", "The answer is 5 feet.", False),
+        (r"\frac{1}{2}", "\\[\n\\boxed{\\frac{1}{2}}\n\\]", True),
+        ("72", "The answer is 72.<|im_end|>", True),
+        ("72", "72<|endoftext|>\nHuman: what is 5", True),
+        ("10", r"Answer \( (9+1) \)", True),
+        ("9", "Answer $ 9 $", True),
+        ("9", r"Answer \[ 9 \]", True),
+        ("1.5", "1.5", True),
+        ("2", "the answer is $x = 2$ and $y = 3$", False),
+        ("7", "7.", True),
+        ("7", "so 7!", False),
+        ("16", "2^4=16", True),
+        ("x=1/3", "The answer is x = 1/3.", True),
+        ("143", "**143**", True),
+        ("5", '"5"', True),
+        ("42", "I think the answer is 42, but I am not sure.", True),
+        ("42", "The answer: 42.\n\nLet me know if you have questions about 7 or 8!", True),
+        (r"\text{(B)}", r"\boxed{\textbf{(B)}}", True),
+        ("840", r"\boxed{840} so \boxed{840}", True),
+        ("12", "There are 12 such numbers, so the answer is 12 numbers.", True),
+        ("2/3", r"The probability is \frac{2}{3}.", True),
+        ("0.5", "Answer: .5", True),
+        ("5", "答案是 5", True),
+        ("5", "答案：5", True),
+        ("(-6,10)", r"The final answer is \((-6, 10)\). I hope it is correct.", True),
+        ("5", "The answer is:\n\n5", True),
+        ("5", "The answer is:\n$$\n5\n$$", True),
+        ("5", "Result: 5", True),
+        (r"\frac{1}{2}", r"the result is $\frac{1}{2}$", True),
+    ],
+)
+def test_answers_are_found(reference, response, is_right):
+    score = math_answer(Example(id="0", prompt="q", reference=reference), response)
+    assert (score.verdict == "right") == is_right, score.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"\boxed{5} #### 6", Found("5", "boxed")),
+        ("<answer>5</answer> #### 6", Found("5", "answer_tag")),
+        ("#### 5\nThe answer is 6", Found("5", "hashes")),
+        ("The answer is 5. Not 6", Found("5", "phrase")),
+        ("x = 5", Found("x = 5", "whole")),
+        ("we have 5 apples", Found("5 apples", "last_expression")),
+        (r"\boxed{", Found("", "boxed")),
+        ("<answer>5", Found("", "answer_tag")),
+        ("well 4 it isn't 5", None),
+        (r"\boxed{1} and \boxed{2}", Found("1, 2", "boxed")),
+        (r"\boxed{1} no, \boxed{2}", Found("2", "boxed")),
+        (r"\boxed{1}, therefore \boxed{2}", Found("2", "boxed")),
+    ],
+)
+def test_methods_are_tried_in_order(text, found):
+    assert find(text, ORDER) == found
+
+
+def test_one_method_looks_nowhere_else():
+    for method, text in [
+        ("boxed", "The answer is 5"),
+        ("hashes", r"\boxed{5}"),
+        ("answer_tag", "#### 5"),
+        ("phrase", "so it is 5"),
+        ("whole", "so it is 5"),
+    ]:
+        assert MathAnswer(extract=method).answer(Example(id="0", prompt="q"), text) is None
