@@ -15,10 +15,10 @@ _PIECES = (
     r"\text \mathrm \boxed \fbox \begin{pmatrix} \end{pmatrix} \begin{vmatrix} \end{vmatrix} \\ & "
     r"\sin \cos^{-1} \log_ \ln \overline \dot \binom \over \choose \lfloor \rfloor \sum_{k=1}^ "
     r"\prod \left( \right] \left| \right| \{ \} \langle \circ ^\circ \prime \approx \ldots \mid "
-    r"\in \ne \le \ge < > = { } ( ) [ ] | , ; : . ! ' ^ _ + - * / ** % \% $ $$ \( \) \[ \] # #### & "
-    r"~ 0 1 2 10 3.5 .5 007 1,000 1e9 1e-3 9999999999999999999 0.333... 12:30 3:4 x y n e i a_1 "
-    r"f(x) ABC and or not is the answer is Answer: Final cm meters dollars percent \quad \, \! \; "
-    r"<think> </think> <answer> </answer> \color{red} \displaystyle \hspace{1cm} C(5,2) 204_5"
+    r"\in \ne \le \ge < > = { } ( ) [ ] | , ; : . ! ' ^ _ + - * / ** % \% $ $$ \( \) \[ \] # & "
+    r"#### ~ 0 1 2 10 3.5 .5 007 1,000 1e9 1e-3 9999999999999999999 0.333... 12:30 3:4 x y n e i "
+    r"a_1 f(x) ABC and or not is the answer is Answer: Final cm meters dollars percent \quad \, \! "
+    r"\; <think> </think> <answer> </answer> \color{red} \displaystyle \hspace{1cm} C(5,2) 204_5"
 ).split()
 _TOWERS = (
     "9^{9^{9^{9}}}",
