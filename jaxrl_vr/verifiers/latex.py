@@ -93,6 +93,7 @@ _SWITCHED = re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt|bfseries|itshape)(?![a-zA-Z])(
 _REWRITES = [
     (re.compile(pattern), new)
     for pattern, new in [
+        (r"<<[^<>]*>>", ""),  # a calculator's note, as in the solutions of GSM8K
         (r"(\d)(?:,\s*\\!\s*|\{,\})(?=\d{3})", r"\1"),
         (r"\\!", ""),
         (r"\\(?:[,;: ]|q?quad|thinspace(?![a-zA-Z]))|~", " "),
