@@ -19,7 +19,7 @@ _CLOSES = {"$": "$", "$$": "$$", r"\(": r"\)", r"\[": r"\]"}
 _LEAD = re.compile(r"[\s*_:#>`\"]*+")
 _STOP = re.compile(r"(?<!\\)\$\$?|\\[(\[]|\n|[.?](?=[\s*_<\"]|$)|(?<=[a-zA-Z]{2})!(?=\s|$)")
 _ASIDE = re.compile(
-    r"\s*[,(]?\s*\b(?:because|since|which|so|where|when|after|that|as|for|in)\b"
+    r"\s*[,(]?\s*(?<!\\)\b(?:because|since|which|so|where|when|after|that|as|for|in)\b"
     r"|,\s+(?!(?:and|or)\b)(?=[a-z]{3})|\s[-\u2013\u2014]{1,2}\s(?=[a-zA-Z]{2})"
 )
 _HEDGE = re.compile(
@@ -35,6 +35,7 @@ _SYMBOLS = set("\u03c0\u221e\u221a\u2205\u211d\u00b0")
 _NAMES = FUNCTIONS | GREEK | {"pi", "and", "or", "infty", "infinity"}
 _JOINS = {"and", "or"}
 _NOT = re.compile(r"(?:not|never|except|neither|nor|without|\w+n['\u2019]t|cannot)", re.IGNORECASE)
+_NOTE = re.compile(r"<<[^<>]*>>")
 _MARKED = re.compile(r"[*_`\"']*(.*?)([*_`\"'.,;:?]*)", re.DOTALL)
 _TOKEN = re.compile(r"\S+")
 
@@ -88,11 +89,14 @@ def last_expression(text: str) -> str | None:
 
     def close() -> None:
         nonlocal found, run
-        joined = " ".join(run).strip(" ,;:")
-        if re.search(r"[\d\\$]|[^\W\d_]\s*[=<>]|[\u03c0\u221e\u221a\u2205]", joined):
+        joined = _NOTE.sub("", " ".join(run)).strip(" ,;:")
+        before, equals, value = joined.rpartition("=")
+        if equals and not state.has_block and not re.search(r"[^\W\d_]", before):
+            joined = value.strip()  # of "... 2 = 14" in prose, where the left is cut off
+        if state.has_block or re.search(r"[\d\\]|\w\s*[=<>]|[\u03c0\u221e\u221a\u2205]", joined):
             found = None if state.is_negated else joined
             state.is_negated = False
-        run = []
+        run, state.has_block = [], False
 
     for gap, token, is_block in _tokens(text):
         if "\n" in gap:
@@ -101,6 +105,7 @@ def last_expression(text: str) -> str | None:
         core, ends = (token, "") if is_block else _stripped(token)
         if is_block or _is_mathematical(core, run):
             run.append(core)
+            state.has_block |= is_block
             if ends and ends != ",":
                 close()
             elif ends:
@@ -125,6 +130,8 @@ def last_expression(text: str) -> str | None:
 
 def _stripped(token: str) -> tuple[str, str]:
     """A word without its markup, and the punctuation behind it."""
+    if set(token) <= _OPERATORS:
+        return token, ""
     match = _MARKED.fullmatch(token)
     assert match is not None, "it matches anything"
     return match[1], re.sub(r"[^.,;:?]", "", match[2])
@@ -132,6 +139,7 @@ def _stripped(token: str) -> tuple[str, str]:
 
 class _State:
     is_negated = False
+    has_block = False
 
 
 def _is_mathematical(token: str, run: list[str]) -> bool:
@@ -176,8 +184,8 @@ def _blocks(text: str) -> Iterator[tuple[int, int, str]]:
 
 
 def _is_mathematics(content: str) -> bool:
-    if not content.strip() or "\n\n" in content:
-        return False
+    if not content.strip() or "\n\n" in content or content.rstrip()[-1] in "=+-*/\u2013":
+        return False  # what ends so is cut off: it stands between two prices
     words = _WORD.findall(_COMMAND.sub(" ", _TEXT.sub(" ", content)))
     if r"\begin" in content:
         return True

@@ -37,8 +37,9 @@ _BEHIND_BOX = re.compile(r"\s*(?:\$|\\\)|\\\])?\s*(\\?%|percent\b|pct\b)")
 _HASHES = re.compile(r"^[ \t*]*####(?!#)[ \t]*(.*)$", re.MULTILINE)
 _ANSWER_IS = re.compile(
     r"""\b(?P<final>final\s+)?
-        (?:(?:answer|option|choice)\b[^.\n:=$\\]{0,60}?(?:\s(?:is|are|equals|be)\b\s*:?|\s?[:=])
-         |(?:result|solution)\b[^.\n:=$\\]{0,60}?\s(?:is|are|equals|be)\b\s*:?)
+        (?:answer\b(?:\W{0,4}[:=]|[^.\n:=$\\]{0,60}?\s(?:is|are|equals|be)\b\s*:?)
+         |(?P<weak>option|choice|result|solution)\b[^.\n:=$\\]{0,60}?\s(?:is|are|equals|be)\b\s*:?
+         |(?:result|option|choice)\s?[:=])
       |\b(?P<heading>final\s+answer)\b(?=[*_#\s]*\n)
       |\u7b54\u6848(?:\u662f|\u4e3a|\u70ba)?\s*[:\uff1a]?""",
     re.VERBOSE | re.IGNORECASE,
@@ -75,6 +76,7 @@ class _Span:
     end: int
     answer: str
     replaces: bool = False  # the earlier ones, by its own words
+    yields: bool = False  # to whatever comes later
 
 
 def after_thinking(prompt: str, response: str) -> str | None:
@@ -154,7 +156,8 @@ def _settled(text: str, spans: Sequence[_Span]) -> str | None:
     standing: list[_Span] = []
     for span in spans:
         between = text[standing[-1].end : span.start] if standing else ""
-        if span.replaces or _TAKEN_BACK.search(between):
+        yields = bool(standing) and standing[-1].yields
+        if span.replaces or yields or _TAKEN_BACK.search(between):
             standing = []
         standing.append(span)
     if not standing:
@@ -192,8 +195,10 @@ def _phrase(text: str) -> str | None:
             continue
         start, end, answer = bare_answer(text, match.end())
         if answer:
+            # "The result is" may speak of a step, and does not contradict what comes later.
+            is_weak = bool(match["weak"])
             is_final = bool(match["final"] or match["heading"])
-            spans.append(_Span(match.start(), end, answer, is_final))
+            spans.append(_Span(match.start(), end, answer, is_final or is_weak, is_weak))
     return _settled(text, spans)
 
 

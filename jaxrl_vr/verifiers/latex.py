@@ -78,10 +78,10 @@ _DEGREES = {"√": "", "∛": "[3]", "∜": "[4]"}
 
 _MAX_LAYERS = 20  # of styles, braces or punctuation around an answer
 _REPEATED = re.compile(
-    r"(\d*\.\d{0,20}?)(?:(\d{1,2}?)\2{2,100}|(\d{3,8}?)\3{1,100})\s*"
+    r"(?<!\d)(\d*\.\d{0,20}?)(?:(\d{1,2}?)\2{2,100}|(\d{3,8}?)\3{1,100})\s*"
     r"(?:\\(?:ldots|dots|cdots)(?![a-zA-Z])|\.{3,})"
 )
-_DOTTED = re.compile(r"(\d*\.\d*)\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?")
+_DOTTED = re.compile(r"(?<!\d)(\d*\.\d*)\\dot\s*\{?(\d)\}?(?:(\d*)\\dot\s*\{?(\d)\}?)?")
 _BASES = {"two": "2", "three": "3", "five": "5", "eight": "8", "ten": "10", "sixteen": "16"}
 _BASE_WORD = re.compile(rf"_\s*\{{?\s*\(?\s*({'|'.join(_BASES)})\s*\)?\s*\}}?")
 _UNIT_LETTERS = {"m": "meters", "g": "grams", "s": "seconds", "h": "hours", "L": "liters"}
@@ -93,6 +93,7 @@ _SWITCHED = re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt|bfseries|itshape)(?![a-zA-Z])(
 _REWRITES = [
     (re.compile(pattern), new)
     for pattern, new in [
+        (r"<<[^<>]*>>", ""),  # a calculator's note, as in the solutions of GSM8K
         (r"(\d)(?:,\s*\\!\s*|\{,\})(?=\d{3})", r"\1"),
         (r"\\!", ""),
         (r"\\(?:[,;: ]|q?quad|thinspace(?![a-zA-Z]))|~", " "),

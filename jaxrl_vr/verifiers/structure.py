@@ -141,9 +141,10 @@ def _items(texts: list[str], depth: int) -> tuple[Node, ...]:
 
 def _matrix(text: str, depth: int) -> Node:
     """A matrix, a sum of matrices, or `x = ` one; a determinant is its value."""
-    name, equals, value = text.partition("=")
-    if equals and is_name(key(name)) and r"\begin" not in name:
-        return Named(key(name), _matrix(value.strip(), depth), None)
+    before, equals, value = text.partition("=")
+    name = key(before.strip())
+    if equals and is_name(name):
+        return Named(name, _matrix(value.strip(), depth), None)
     found = determinant_or_rows(text)
     if isinstance(found, str):
         return Leaf(found)

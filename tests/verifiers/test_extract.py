@@ -107,6 +107,14 @@ from jaxrl_vr.verifiers.math_answer import MathAnswer, math_answer
         ("5", "The answer is:\n$$\n5\n$$", True),
         ("5", "Result: 5", True),
         (r"\frac{1}{2}", r"the result is $\frac{1}{2}$", True),
+        ("p - q", "Thus the value is $p - q$.", True),
+        ("x \\in [-2,7]", "The answer is x \\in [-2,7].", True),
+        ("300", "She spent $75 x 4 = $300 for the four bags.", True),
+        ("72", "She sold 48+24 = <<48+24=72>>72 clips altogether.", True),
+        ("18", "She makes 9 * 2 = $<<9*2=18>>18 every day.", True),
+        ("260", "So 20 sheep + 160 sheep + 80 sheep = 260 sheep", True),
+        ("5", "The result is 3. Then the answer is 5.", True),
+        ("5", "The answer is 3. Then the answer is 5.", False),
     ],
 )
 def test_answers_are_found(reference, response, is_right):

@@ -291,6 +291,34 @@ def test_grouped_and_padded_integers(x, zeros):
     assert equal(f"{x}.{'0' * zeros}", str(x))
 
 
+WAYS = [
+    "{}",
+    "${}$",
+    "**{}**",
+    "#### {}",
+    "<answer>{}</answer>",
+    "The answer is {}.",
+    "The answer is ${}$.",
+    "Thus the value is ${}$.",
+]
+
+
+def test_every_reference_is_found_however_it_is_said():
+    for record in lines("data/math500/test.jsonl"):
+        assert math_answer(example(record["answer"]), record["solution"]).verdict == "right"
+        for way in WAYS:
+            score = math_answer(example(record["answer"]), way.format(record["answer"]))
+            assert score.verdict == "right", (way, score)
+
+
+def test_different_references_are_different():
+    answers = sorted({record["answer"] for record in lines("data/math500/test.jsonl")})
+    answers = [a for a in answers if not a.lstrip("-").isdigit()][::3]
+    for i, a in enumerate(answers):
+        for b in answers[i + 1 :]:
+            assert not equal(a, b), (a, b)
+
+
 @pytest.mark.parametrize("name", ["data/math500/test.jsonl", "data/gsm8k/test.jsonl"])
 def test_every_reference_equals_itself(name):
     for record in lines(name):

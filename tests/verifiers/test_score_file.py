@@ -178,6 +178,8 @@ def test_ctrl_c_ends_cleanly(tmp_path):
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         stderr=subprocess.PIPE,
+        # Where these tests run in the background the signal is ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     worker = tmp_path / "worker"
     while not (worker.exists() and worker.read_text()):
