@@ -31,8 +31,7 @@ from pydantic import Field, field_validator
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score, Step
-from jaxrl_vr.verifiers.custom import Custom
-from jaxrl_vr.verifiers.spec import build, name, parts
+from jaxrl_vr.verifiers.spec import build, loads, name
 from jaxrl_vr.verifiers.text import encodable
 from jaxrl_vr.verifiers.worker import HEADER, MAX_FRAME, frame
 
@@ -60,7 +59,8 @@ class PoolConfig(Config):
     workers: int = Field(default=1, ge=1, le=256)
     """Processes that score at the same time. More when verifying lags behind sampling."""
     deadline: float = Field(default=5.0, gt=0, le=_DAY)
-    """Seconds of wall clock for one response, loading not counted. More for slow verifiers."""
+    """Seconds of wall clock for one response, loading not counted. More for slow verifiers. One
+    that runs programs keeps limits of its own and may take as long as they say."""
     load_deadline: float = Field(default=60.0, gt=0, le=_DAY)
     """Seconds for a worker to import a verifier. More where its module loads a model."""
     memory: int = Field(default=2 << 30, ge=0, le=1 << 50)
@@ -97,6 +97,7 @@ class _Worker:
     state: Literal["starting", "idle", "loading", "running"]
     due: float  # when the present state has lasted too long; not used while idle
     job: _Job | None = None  # while starting: kept for this worker
+    allowed: float = 0.0  # seconds that the present response may take
     unsent: memoryview = memoryview(b"")
     buffer: bytearray = dataclasses.field(default_factory=bytearray)
 
@@ -141,7 +142,7 @@ class Pool:
         *,
         waiting: Callable[[], object] = lambda: None,
     ) -> None:
-        """Has custom verifiers loaded, so that a faulty one is known before it judges anything.
+        """Has verifiers loaded that import or start something, so that a fault is known before.
 
         Args:
           specs: verifiers by the names that messages call them, such as "data.sums.verifier".
@@ -152,11 +153,7 @@ class Pool:
         """
         if self.pending:
             raise ValueError(f"check: {self.pending} scores are pending; check before submitting")
-        custom = {
-            where: spec
-            for where, spec in specs.items()
-            if any(isinstance(part, Custom) for part in parts(build(spec)))
-        }
+        custom = {where: spec for where, spec in specs.items() if loads(build(spec))}
         places = list(custom)
         for i, spec in enumerate(custom.values()):
             self._put(i, spec, None, "")
@@ -341,7 +338,8 @@ class Pool:
         assert job is not None, "a worker answers what it was given"
         if kind == "started":
             self._loaded.add(job.spec)
-            worker.state, worker.due = "running", time.monotonic() + self.config.deadline
+            worker.allowed = max(self.config.deadline, _seconds(detail))
+            worker.state, worker.due = "running", time.monotonic() + worker.allowed
             if not job.is_check:
                 return
         elif kind == "limit":
@@ -360,7 +358,7 @@ class Pool:
             if worker.state == "idle" or now < worker.due:
                 continue
             if worker.state == "running":
-                self._overrun(worker, f"no result after {self.config.deadline:g} s")
+                self._overrun(worker, f"no result after {worker.allowed:g} s")
             elif worker.state == "loading":
                 self._load_hung(worker)
             else:
@@ -446,6 +444,11 @@ def _score(kind: str, detail: Any) -> Score:
         return Score(1.0, "right", reason="the verifier loads")
     value, verdict, components, reason, steps = detail
     return Score(value, verdict, components, reason, tuple(Step(*step) for step in steps))
+
+
+def _seconds(detail: Any) -> float:
+    """The time that a verifier asks for, if it is one."""
+    return float(detail) if isinstance(detail, float | int) and 0 <= detail <= _DAY else 0.0
 
 
 def _message(body: bytes) -> tuple[str, Any]:
