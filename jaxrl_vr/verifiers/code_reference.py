@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any
+
+_HEAD = re.compile(r"^ *def (\w+)\(", re.MULTILINE)
+_CHECK = re.compile(r"^def check\(", re.MULTILINE)
 
 
 class BadReference(ValueError):
@@ -45,8 +49,13 @@ class Script:
 Tests = Stdin | Calls | Script
 
 
-def read_tests(reference: str) -> Tests:
+def read_tests(reference: str, prompt: str = "") -> Tests:
     """The tests in a reference: JSON in one of the forms above, or Python.
+
+    Args:
+      reference: the tests.
+      prompt: what the task says; `check(candidate)`, if nothing calls it, is for the last function
+        that it heads.
 
     Raises:
       BadReference: it has none, or a form that is not known.
@@ -60,12 +69,21 @@ def read_tests(reference: str) -> Tests:
     tests = _read(data)
     match tests:
         case Script(script) if any(text.strip() for text in script):
-            return tests
+            return tests if tests.entry else _with_entry(tests, prompt)
         case Stdin(cases) if cases:
             return tests
         case Calls(_, pairs) if pairs:
             return tests
     raise BadReference("the reference has no tests in it")
+
+
+def _with_entry(tests: Script, prompt: str) -> Script:
+    heads = _HEAD.findall(prompt)
+    if not heads or not any(_CHECK.search(text) for text in tests.script):
+        return tests
+    # A prompt that is Python by itself is what a completion continues.
+    is_code = prompt.lstrip().startswith(("def ", "import ", "from ", "class ", "@", "#"))
+    return dataclasses.replace(tests, entry=heads[-1], before=prompt if is_code else "")
 
 
 def _read(data: Any) -> Tests:

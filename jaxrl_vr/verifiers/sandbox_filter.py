@@ -41,6 +41,8 @@ _ALWAYS = {
 _WITHOUT_NAMESPACES = {
     # The network, and servers of this machine.
     "socket": (41, 198),
+    "connect": (42, 203),
+    "bind": (49, 200),
     # Files of the same user outside of scratch: Landlock does not look at these.
     "chmod": (90, -1), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
     "chown": (92, -1), "fchown": (93, 55), "lchown": (94, -1), "fchownat": (260, 54),
@@ -55,11 +57,12 @@ _WITHOUT_NAMESPACES = {
     "move_pages": (279, 239), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
 }  # fmt: skip
 _SIGNALS = {"kill": (62, 129), "tkill": (200, 130), "tgkill": (234, 131)}
-_CLONE, _CLONE3, _PRLIMIT = (56, 220), (435, 435), (302, 261)
+_CLONE, _CLONE3, _PRLIMIT, _SOCKETPAIR = (56, 220), (435, 435), (302, 261), (53, 199)
+_STREAM = 1  # kind of socket; others of a pair can still send to any server of this machine
 _NEW_NAMESPACES = 0x7E020000 | 0x80  # of clone's flags
 
 _NUMBER, _ARCH, _ARGUMENT = 0, 4, 16  # offsets in what a filter sees
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -89,6 +92,8 @@ def assemble(*, has_namespaces: bool, has_scopes: bool) -> bytes:
     code += _unless(_CLONE[at], [_step(_ANY_BIT, _NEW_NAMESPACES, 0, 1), _fail(errno.EPERM)])
     if not has_namespaces:
         code += _unless(_PRLIMIT[at], [_step(_EQUAL, 0, 1, 0), _fail(errno.EPERM)])
+        is_stream = [_step(_AND, 0xF), _step(_EQUAL, _STREAM, 1, 0), _fail(errno.EPERM)]
+        code += _unless(_SOCKETPAIR[at], is_stream, argument=1)
         if not has_scopes:
             own = os.getpid()
             for numbers in _SIGNALS.values():
@@ -97,10 +102,10 @@ def assemble(*, has_namespaces: bool, has_scopes: bool) -> bytes:
     return b"".join([*code, _step(_RETURN, _ALLOW)])
 
 
-def _unless(number: int, check: list[bytes]) -> Iterator[bytes]:
-    """`check` looks at the first argument of call `number`, and fails it or falls through."""
+def _unless(number: int, check: list[bytes], argument: int = 0) -> Iterator[bytes]:
+    """`check` looks at an argument of call `number`, and fails it or falls through."""
     yield _step(_EQUAL, number, 0, len(check) + 2)
-    yield _step(_LOAD, _ARGUMENT)
+    yield _step(_LOAD, _ARGUMENT + 8 * argument)
     yield from check
     yield _step(_LOAD, _NUMBER)
 

@@ -13,6 +13,7 @@ import ast
 import builtins
 import contextlib
 import copy
+import importlib
 import inspect
 import json
 import math
@@ -471,6 +472,8 @@ def _space(spec: dict[str, Any], program: Program, trees: list[ast.Module]) -> d
     # The head of a function that is to be completed may be no Python by itself.
     with contextlib.suppress(Exception):
         exec(compile(spec["before"], "given", "exec", dont_inherit=True), given)
+    for name in used & names.keys() & sys.stdlib_module_names - {entry}:
+        given.setdefault(name, importlib.import_module(name))  # not as the program has left it
     for name, value in names.items():
         is_ours = name in given and not inspect.isclass(given[name])
         if name in used | {entry} and (name == entry or not (hasattr(builtins, name) or is_ours)):

@@ -213,8 +213,10 @@ def read(path: Path) -> str:
         return ""
 
 
-def test_it_reaches_no_network(verifier):
-    name = f"\0sandbox-{os.getpid()}"
+def test_it_reaches_no_network(verifier, tmp_path):
+    name, path = f"\0sandbox-{os.getpid()}", str(tmp_path / "server")
+    for folder in (tmp_path, *tmp_path.parents[:3]):
+        folder.chmod(0o755)
     program = f"""
 import socket
 def attempt(family, address):
@@ -225,17 +227,34 @@ def attempt(family, address):
         return True
     except OSError:
         return False
+def send(path):
+    try:
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        with one, other:
+            one.sendto(b"x", path)
+        return True
+    except OSError:
+        return False
 ok = attempt(socket.AF_INET, ("127.0.0.1", PORT)) or attempt(socket.AF_UNIX, {name!r})
+ok = ok or send({path!r})
 def double(x): return 2 * x if ok else 0
 """
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as local:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as local,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log,
+    ):
+        log.bind(path)
+        os.chmod(path, 0o777)
         local.bind(name)
         local.listen()
         program = program.replace("PORT", str(server.getsockname()[1]))
         assert verify(verifier, program).verdict == "wrong"
         ours = {}
         exec(program, ours)  # the same does connect outside
-        assert ours["ok"]
+        log.setblocking(False)
+        assert ours["ok"] and ours["send"](path)
+        assert log.recv(10) == b"x"
 
 
 def test_it_sees_nothing_of_the_host(verifier, tmp_path, monkeypatch):
@@ -347,6 +366,15 @@ def double(x): return str(can) if can else 2 * x
     if level.own_user:
         user = "import os\ndef double(x): return 2 * x if os.getuid() not in (0, 65534) else 0"
         assert verify(verifier, user).verdict == "right"
+
+
+def test_modules_that_tests_use_are_not_those_of_the_program(verifier):
+    program = "import math\nmath.isclose = lambda *a: True\ndef f(): return 0"
+    assert verify(verifier, program, "assert math.isclose(f(), 1.5)").verdict == "wrong"
+    faked = "class math:\n    isclose = lambda *a: True\ndef f(): return 0"
+    assert verify(verifier, faked, "assert math.isclose(f(), 1.5)").verdict == "wrong"
+    right = "import math\ndef f(): return 1.5"
+    assert verify(verifier, right, "assert math.isclose(f(), 1.5)").verdict == "right"
 
 
 @pytest.mark.parametrize("secret", ["__reduce__", "__class__"])

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxrl_vr.types import Example, Score
+from jaxrl_vr.types import Example, Message, Score
 from jaxrl_vr.verifiers.code_reference import BadReference, Calls, Script, Stdin, read_tests
 from jaxrl_vr.verifiers.code_tests import CodeTests, same_output
 from jaxrl_vr.verifiers.fence import last_fence
@@ -261,6 +261,16 @@ def test_a_body_continues_the_head_that_the_task_gives():
     task = CASES["humaneval"]
     assert value("    return 2 * x\n", task) == 1.0
     assert value("from __future__ import annotations\n" + DOUBLE, task) == 1.0
+
+
+def test_check_alone_is_for_the_function_that_the_prompt_heads():
+    task, response = CASES["humaneval"], "    return 2 * x\n"
+    example = Example("0", task["prompt"], task["test"])
+    assert WHOLE(example, response).verdict == "right"
+    assert WHOLE(example, "    return x\n").verdict == "wrong"
+    chat = Example("0", (Message("user", f"Complete:\n\n{task['prompt']}"),), task["test"])
+    assert WHOLE(chat, DOUBLE).verdict == "right"
+    assert WHOLE(Example("0", "q", task["test"]), DOUBLE).verdict == "unscorable"
 
 
 def test_helpers_that_the_task_gives_are_its_own():
