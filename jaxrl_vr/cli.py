@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _INIT = "weights: base (those of [model]), a stage's name, or a model folder"
 _VERIFY = "score the responses of a file, or explain one score"
-_TYPES = "math_answer, exact, format, or custom with verifier.path=package.module:function"
+_TYPES = "math_answer, code_tests, …, or custom with verifier.path=package.module:function"
 _NO_SPACE = "; make room, then the same command goes on from the last checkpoint"
 
 
@@ -99,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--explain", nargs=2, metavar=("REFERENCE", "RESPONSE"), help="print each stage for one"
     )
+    verify.add_argument(
+        "--sandbox-check", action="store_true", help="which isolation of programs holds here"
+    )
     verify.add_argument("--traceback", action="store_true", help="show where an error arose")
     verify.set_defaults(command=_verify)
     export = command("export", _export, "write a stage's weights as a Hugging Face folder")
@@ -167,6 +170,11 @@ def _verify(args: argparse.Namespace) -> int:
     if args.file is not None and "=" in args.file.name and not args.file.exists():
         args.config.insert(0, str(args.file))  # an override that stands where the file may
         args.file = None
+    if args.sandbox_check:
+        from jaxrl_vr.verifiers.sandbox_level import check
+
+        print(check())
+        return 0
     if not args.verifier and not any(given.startswith("verifier") for given in args.config):
         raise ValueError("verify: no verifier; give --verifier NAME, such as math_answer")
     kind = [f"verifier.type={args.verifier}"] if args.verifier else []

@@ -8,14 +8,21 @@ from pydantic import Field, model_validator
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score
+from jaxrl_vr.verifiers.code_tests import CodeTests
+from jaxrl_vr.verifiers.command import Command
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
 from jaxrl_vr.verifiers.judgement import MAX_VALUE
 from jaxrl_vr.verifiers.math_answer import MathAnswer
+from jaxrl_vr.verifiers.remote import Http, Judge
+from jaxrl_vr.verifiers.sql import Sql
 from jaxrl_vr.verifiers.worked import Worked
 
-Single = Annotated[MathAnswer | ExactMatch | Worked | Format | Custom, Field(discriminator="type")]
+Single = Annotated[
+    MathAnswer | ExactMatch | Worked | Format | CodeTests | Sql | Command | Http | Judge | Custom,
+    Field(discriminator="type"),
+]
 """The verifiers that can be a part."""
 
 

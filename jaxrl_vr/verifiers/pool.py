@@ -28,9 +28,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from jaxrl_vr.types import Example, Metrics, Score, Step
-from jaxrl_vr.verifiers.custom import Custom
-from jaxrl_vr.verifiers.pool_config import PoolConfig
-from jaxrl_vr.verifiers.spec import build, name, parts
+from jaxrl_vr.verifiers.pool_config import DAY, PoolConfig
+from jaxrl_vr.verifiers.spec import build, loads, name
 from jaxrl_vr.verifiers.tally import Result, Tally
 from jaxrl_vr.verifiers.text import encodable
 from jaxrl_vr.verifiers.worker import HEADER, MAX_FRAME, frame
@@ -70,6 +69,7 @@ class _Worker:
     due: float  # when the present state has lasted too long; not used while idle
     job: _Job | None = None  # while starting: kept for this worker
     began: float = 0.0  # when its job began to run
+    allowed: float = 0.0  # seconds that the present response may take
     unsent: memoryview = memoryview(b"")
     buffer: bytearray = dataclasses.field(default_factory=bytearray)
 
@@ -115,7 +115,7 @@ class Pool:
         *,
         waiting: Callable[[], object] = lambda: None,
     ) -> None:
-        """Has custom verifiers loaded, so that a faulty one is known before it judges anything.
+        """Has verifiers loaded that import or start something, so that a fault is known before.
 
         Args:
           specs: verifiers by the names that messages call them, such as "data.sums.verifier".
@@ -126,11 +126,7 @@ class Pool:
         """
         if self.pending:
             raise ValueError(f"check: {self.pending} scores are pending; check before submitting")
-        custom = {
-            where: spec
-            for where, spec in specs.items()
-            if any(isinstance(part, Custom) for part in parts(build(spec)))
-        }
+        custom = {where: spec for where, spec in specs.items() if loads(build(spec))}
         places = list(custom)
         for i, spec in enumerate(custom.values()):
             self._put(i, spec, None, "")
@@ -328,8 +324,9 @@ class Pool:
         assert job is not None, "a worker answers what it was given"
         if kind == "started":
             self._loaded.add(job.spec)
+            worker.allowed = max(self.config.deadline, _seconds(detail))
             worker.state, worker.began = "running", time.monotonic()
-            worker.due = worker.began + self.config.deadline
+            worker.due = worker.began + worker.allowed
             if not job.is_check:
                 return
         elif kind == "limit":
@@ -348,7 +345,7 @@ class Pool:
             if worker.state == "idle" or now < worker.due:
                 continue
             if worker.state == "running":
-                self._overrun(worker, f"no result after {self.config.deadline:g} s")
+                self._overrun(worker, f"no result after {worker.allowed:g} s")
             elif worker.state == "loading":
                 self._load_hung(worker)
             else:
@@ -440,6 +437,11 @@ def _score(kind: str, detail: Any) -> Score:
         return Score(1.0, "right", reason="the verifier loads")
     value, verdict, components, reason, steps = detail
     return Score(value, verdict, components, reason, tuple(Step(*step) for step in steps))
+
+
+def _seconds(detail: Any) -> float:
+    """The time that a verifier asks for, if it is one."""
+    return float(detail) if isinstance(detail, float | int) and 0 <= detail <= DAY else 0.0
 
 
 def _message(body: bytes) -> tuple[str, Any]:

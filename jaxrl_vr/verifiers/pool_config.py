@@ -10,7 +10,7 @@ from jaxrl_vr.config import Config
 
 _MIN_MEMORY = 256 << 20  # twice what an interpreter with sympy maps
 _SHARE = 0.25
-_DAY = 86_400.0  # longer waits overflow the timers of some systems
+DAY = 86_400.0  # longer waits overflow the timers of some systems
 
 
 class PoolConfig(Config):
@@ -28,9 +28,10 @@ class PoolConfig(Config):
     max_unscorable: float = Field(default=0.5, ge=0, le=1)
     """Share of answers that may be unscorable (by a bad reference, a faulty verifier) before
     training stops, once 100 were seen; 1 is never."""
-    deadline: float = Field(default=5.0, gt=0, le=_DAY)
-    """Seconds of wall clock for one response, loading not counted. More for slow verifiers."""
-    load_deadline: float = Field(default=60.0, gt=0, le=_DAY)
+    deadline: float = Field(default=5.0, gt=0, le=DAY)
+    """Seconds of wall clock for one response, loading not counted. More for slow verifiers. One
+    that runs programs keeps limits of its own and may take as long as they say."""
+    load_deadline: float = Field(default=60.0, gt=0, le=DAY)
     """Seconds for a worker to import a verifier. More where its module loads a model."""
     memory: int = Field(default=2 << 30, ge=0, le=1 << 50)
     """Bytes of address space a worker may use; 0 is no limit."""

@@ -89,6 +89,11 @@ def _record(
     if not isinstance(data, dict):
         raise ValueError(f"line {number}: a {type(data).__name__}; each line is one object")
     reference, response = _pair(data, number, fields, needs_reference)
+    if verifier.get("type") == "code_tests" and _is_program(data, fields):
+        verifier = {
+            **verifier,
+            "extract": "whole",
+        }  # the line has a program and no answer around it
     id = str(data.get(fields.id, number))
     example = Example(
         id=id, prompt=_text(data.get(fields.prompt, "")), reference=reference, verifier=verifier
@@ -106,9 +111,9 @@ def _record(
 def _pair(
     data: Mapping[str, Any], number: int, fields: Fields, needs_reference: bool
 ) -> tuple[str, str]:
+    if _is_program(data, fields):
+        return _packed(data, "tests", "mode"), _text(data["program"])
     if not (fields.reference or fields.response):
-        if "program" in data and "tests" in data:
-            return _packed(data, "tests", "mode"), _text(data["program"])
         if "constraint" in data and "response" in data:
             return _packed(data, "constraint", "kwargs"), _text(data["response"])
     names = (fields.reference,) if fields.reference else _REFERENCES
@@ -125,6 +130,10 @@ def _pair(
             "response by fields.response=NAME"
         )
     return _text(data[name]) if name is not None else "", _text(data[response])
+
+
+def _is_program(data: Mapping[str, Any], fields: Fields) -> bool:
+    return not (fields.reference or fields.response) and "program" in data and "tests" in data
 
 
 def _packed(data: Mapping[str, Any], *names: str) -> str:

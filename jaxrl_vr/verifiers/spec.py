@@ -9,15 +9,30 @@ from pydantic import Field
 
 from jaxrl_vr.config import parse
 from jaxrl_vr.types import Example
+from jaxrl_vr.verifiers.code_tests import CodeTests
+from jaxrl_vr.verifiers.command import Command
 from jaxrl_vr.verifiers.compose import Single, Weighted
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
 from jaxrl_vr.verifiers.math_answer import MathAnswer
+from jaxrl_vr.verifiers.remote import Http, Judge
+from jaxrl_vr.verifiers.sql import Sql
 from jaxrl_vr.verifiers.worked import Worked
 
 Verifier = Annotated[
-    MathAnswer | ExactMatch | Worked | Format | Weighted | Custom, Field(discriminator="type")
+    MathAnswer
+    | ExactMatch
+    | Worked
+    | Format
+    | CodeTests
+    | Sql
+    | Command
+    | Http
+    | Judge
+    | Weighted
+    | Custom,
+    Field(discriminator="type"),
 ]
 """A verifier's config model, which is the verifier: `verifier(example, response) -> Score`, and
 `verifier.answer(example, response) -> str | None`, the answer in a form in which equal answers are
@@ -38,6 +53,23 @@ def parts(verifier: Verifier) -> list[Single]:
     if isinstance(verifier, Weighted):
         return [part.verifier for part in verifier.parts]
     return [verifier]
+
+
+Loading = Custom | CodeTests | Command | Http | Judge
+"""Verifiers that have something to load, which may fail and takes time."""
+
+Patient = CodeTests | Sql | Command | Http | Judge
+"""Verifiers that keep limits on time themselves."""
+
+
+def loads(verifier: Verifier) -> list[Loading]:
+    """The parts that have something to load."""
+    return [part for part in parts(verifier) if isinstance(part, Loading)]
+
+
+def patience(verifier: Verifier) -> float:
+    """Seconds that a response may take because the verifier keeps longer limits itself, or 0."""
+    return sum(part.patience for part in parts(verifier) if isinstance(part, Patient))
 
 
 def name(verifier: Verifier) -> str:

@@ -3,10 +3,11 @@
 A frame is eight bytes of length and a body. From the parent the body is a pickle of `(spec,
 example, response)`, where an example of None only asks whether the verifier loads. To the parent it
 is JSON, because the parent shall never run what a verifier made: `["ready"]` once, then for each
-response `["unloadable", why]`, or `["started"]` when its verifier is loaded, from where the
-deadline counts, and `["score", fields]` or `["fault", why]`. Nothing follows `["started"]` where
-there is no example. `["limit", why]` may stand in each place, and the worker ends after it: what a
-MemoryError leaves behind is not trusted. Started by `pool`, which decides deadlines and retries.
+response `["unloadable", why]`, or `["started", seconds]` when its verifier is loaded, from where
+the deadline counts (or the longer time that the verifier asks for), and `["score", fields]` or
+`["fault", why]`. Nothing follows `["started", ...]` where there is no example. `["limit", why]` may
+stand in each place, and the worker ends after it: what a MemoryError leaves behind is not trusted.
+Started by `pool`, which decides deadlines and retries.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import resource
 import signal
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from jaxrl_vr.types import Score
-from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.judgement import BadScore, checked
 from jaxrl_vr.verifiers.math_answer import MathAnswer
-from jaxrl_vr.verifiers.spec import Verifier, build, name, parts
+from jaxrl_vr.verifiers.spec import Verifier, build, loads, name, parts, patience
 from jaxrl_vr.verifiers.text import one_line
 
 HEADER = struct.Struct("<Q")
@@ -40,12 +41,13 @@ def frame(body: bytes) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def main(memory: int, patience: float) -> None:
+def main(memory: int, deadlines: float) -> None:
     """Runs the worker; ends when the parent closes its end or dies.
 
     Args:
       memory: bytes of address space, 0 for no limit.
-      patience: seconds after which the parent has given up any response.
+      deadlines: seconds after which the parent has given up a response, unless its verifier says
+        that it takes longer.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = _Channel()
@@ -55,13 +57,19 @@ def main(memory: int, patience: float) -> None:
     jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=channel.read, args=(jobs,), daemon=True).start()
     with open(os.devnull, "w") as devnull:
+
+        def end_after(seconds: float) -> None:
+            # A C loop that holds the interpreter lock starves the reading thread, so that the
+            # end of the parent goes unseen; this clock runs without the lock.
+            faulthandler.dump_traceback_later(seconds + _ORPHAN_GRACE, exit=True, file=devnull)
+
         channel.send("ready")
         while True:
             spec, example, response = jobs.get()
-            # A C loop that holds the interpreter lock starves the reading thread, so that the
-            # end of the parent goes unseen; this clock runs without the lock.
-            faulthandler.dump_traceback_later(patience + _ORPHAN_GRACE, exit=True, file=devnull)
-            is_sound = _answer(channel, spec, example, response)
+            end_after(deadlines)
+            is_sound = _answer(
+                channel, spec, example, response, lambda more: end_after(deadlines + more)
+            )
             faulthandler.cancel_dump_traceback_later()
             if not is_sound:
                 return
@@ -104,7 +112,13 @@ class _Channel:
             os._exit(0)
 
 
-def _answer(channel: _Channel, spec: bytes, example: Any, response: str) -> bool:
+def _answer(
+    channel: _Channel,
+    spec: bytes,
+    example: Any,
+    response: str,
+    prolong: Callable[[float], None],
+) -> bool:
     """Scores one response; returns whether the process can be trusted with more."""
     # The boundary where whatever a verifier raises becomes data.
     try:
@@ -116,7 +130,9 @@ def _answer(channel: _Channel, spec: bytes, example: Any, response: str) -> bool
         is_ours = isinstance(error, ValueError)  # and says all in its text
         channel.send("unloadable", one_line(str(error)) if is_ours else _said(error))
         return True
-    channel.send("started")
+    needed = patience(verifier)
+    prolong(needed)
+    channel.send("started", needed)
     if example is None:
         return True
     try:
@@ -137,9 +153,9 @@ def _answer(channel: _Channel, spec: bytes, example: Any, response: str) -> bool
 @functools.lru_cache(maxsize=256)
 def _load(spec: bytes) -> Verifier:
     verifier = build(pickle.loads(spec))
+    for part in loads(verifier):
+        part.load()
     for part in parts(verifier):
-        if isinstance(part, Custom):
-            part.load()
         if isinstance(part, MathAnswer):
             import sympy  # noqa: F401  (so that the first response does not pay for the import)
     return verifier

@@ -68,6 +68,27 @@ def test_many_lines_keep_their_order(tmp_path):
     assert [line["verdict"] == "right" for line in found] == right
 
 
+def test_programs_are_run_as_they_are_and_answers_are_searched_for_one(tmp_path):
+    tests = {"mode": "stdin", "tests": [{"input": "3 4", "output": "7"}]}
+    code = "a, b = map(int, input().split())\nprint(a + b)\n"
+    lines = [
+        {"program": code, **tests, "expect": "pass"},
+        {"program": code.replace("+", "-"), **tests, "expect": "fail"},
+        {"reference": json.dumps(tests), "response": f"Like this:\n```python\n{code}```\n"},
+        {"reference": json.dumps(tests), "response": code},
+    ]
+    source, out = written(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    call(source, "--verifier", "code_tests", "verifier.unsafe=true", "--out", out)
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["verdict"] for line in found] == ["right", "wrong", "right", "no_answer"]
+
+
+def test_the_sandbox_says_which_level_holds(capsys):
+    call("--sandbox-check")
+    said = capsys.readouterr().out
+    assert "programs run at the level" in said or "programs are refused here" in said
+
+
 def test_verifiers_are_plugged_in_by_name_and_told_by_overrides(tmp_path, capsys):
     lines = [{"solution": "Five", "output": "five"}, {"solution": "5", "output": "6"}]
     source = written(tmp_path / "in.jsonl", lines)
