@@ -341,6 +341,24 @@ def test_weighted_verifier_with_format_adds_up(tmp_path, verifier, capsys):
     assert {r["score"]["value"] for r in rollouts} == {0.0, 2.0}
 
 
+def test_a_run_that_cannot_score_its_answers_stops(tmp_path, verifier, capsys):
+    verifier("""
+    def broken(example, response):
+        return 1 / 0
+    """)
+    path = config(tmp_path, rl("grpo", steps=20), data=judged("broken"))
+    said = call(capsys, "train", path, code=1)
+    # 8 answers a step; a share is looked at from 100 on
+    assert (
+        "104 of 104 answers could not be scored, more than verifiers.max_unscorable = 0.5" in said
+    )
+    assert "104 x the verifier raised ZeroDivisionError: division by zero (first: " in said
+    metrics = lines(tmp_path / "run" / "metrics.jsonl")
+    assert [m["verify/unscorable_raised"] for m in metrics if "reward/unscorable" in m] == [
+        1.0
+    ] * 12
+
+
 def test_verifier_that_raises_is_said_and_trains_nothing(tmp_path, verifier, capsys):
     verifier("""
     def broken(example, response):
