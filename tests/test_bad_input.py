@@ -362,6 +362,7 @@ def test_a_run_whose_answers_cannot_be_scored_stops_and_can_go_on(tmp_path, veri
     assert "resuming grpo at step 1 of 4" in said
     steps = [m for m in lines(tmp_path / "run" / "metrics.jsonl") if m["stage"] == "grpo"]
     assert [m["reward/unscorable"] for m in steps] == [1.0, 0.0, 0.0, 0.0]
+    assert [m["verify/unscorable_raised"] for m in steps] == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_verifier_that_raises_is_said_and_trains_nothing(tmp_path, verifier, capsys):

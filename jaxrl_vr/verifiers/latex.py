@@ -87,7 +87,7 @@ _BASE_WORD = re.compile(rf"_\s*\{{?\s*\(?\s*({'|'.join(_BASES)})\s*\)?\s*\}}?")
 _UNIT_LETTERS = {"m": "meters", "g": "grams", "s": "seconds", "h": "hours", "L": "liters"}
 _STYLED = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|md|up|normal)?|mbox|hbox|math(?:rm|bf|it|sf|tt|normal|bold)|"
-    r"operatorname\*?|boldsymbol|bm|pmb|emph|underline)\s*\{([^{}]*)\}"
+    r"operatorname\*?|mathop|boldsymbol|bm|pmb|emph|underline)\s*\{([^{}]*)\}"
 )
 _SWITCHED = re.compile(r"\{\s*\\(?:rm|bf|it|sf|tt|bfseries|itshape)(?![a-zA-Z])([^{}]*)\}")
 _REWRITES = [
@@ -133,8 +133,10 @@ _REWRITES = [
         (r"\\(?:\}|rbrace(?![a-zA-Z]))", SET_CLOSE),
         (rf"{SET_OPEN}\s*{SET_CLOSE}", r"\\emptyset"),
         (r"\\[()\[\]]", " "),
-        (r"\\(?:degree(?![a-zA-Z])|circ(?![a-zA-Z]))", r"\\circ "),
-        (r"\^\s*\{\s*\\circ\s*\}", r"^\\circ "),
+        (r"\^\s*\{\s*\\(?:degree|circ)(?![a-zA-Z])\s*\}", r"^\\circ "),
+        (r"(?:\^\s*)?\\degree(?![a-zA-Z])", r"^\\circ "),
+        (r"\\circ(?![a-zA-Z])\s*", r"\\circ "),
+        (r"_\s*\{\s*\(\s*(\w+)\s*\)\s*\}", r"_{\1}"),
         (r"\\%", "%"),
         (r"(?<!\\)\$", " "),
         (r"\s+", " "),

@@ -76,9 +76,7 @@ class Equation:
 
 Node = Leaf | Group | Union | Matrix | Named | Equation
 
-CONJUNCTION = re.compile(
-    r"\s*,?\s*(?:(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|\\(?:land|lor|wedge|vee)(?![a-zA-Z]))\s*"
-)
+CONJUNCTION = re.compile(r"\s*,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])\s*")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?=(?:\.\d+)?\D*$)")
 _APPROXIMATELY = re.compile(r"\\(?:approx|doteq|simeq)(?![a-zA-Z])")

@@ -16,6 +16,8 @@ _MAX_EXPONENT = 1000
 _MAX_SYMBOLIC_EXPONENT = 30  # of a sum with symbols, which is expanded
 _MAX_SIZE = 1e100
 _MAX_NODES = 600
+_MAX_ARGUMENT = 100  # of a factorial with symbols
+_FACTORIAL = 1e6
 _MAX_TERMS = 50  # of a sum with symbols that is written out
 _DIGITS = 40
 # What sympy is known to raise on expressions it cannot handle: then nothing is proven.
@@ -146,7 +148,10 @@ def _size(tree: Tree) -> float:
     if kind == "sym":
         return 4.0
     if kind in ("fact", "binom"):
-        raise Unreadable("a factorial of a symbol")
+        number = exact(tree)
+        if number is None and max(_size(part) for part in parts) > _MAX_ARGUMENT:
+            raise TooLarge("a factorial of what may be large")
+        return _FACTORIAL if number is None else float(min(abs(number), Fraction(10**300)))
     if kind in ("sum", "prod"):
         return max(_size(part) for part in parts if isinstance(part, tuple))
     sizes = [_size(part) for part in parts if isinstance(part, tuple)]
@@ -211,11 +216,15 @@ def _build(tree: Tree) -> Any:
     if kind in ("sum", "prod"):
         return _series(kind, *parts)
     x, *rest = (_build(part) for part in parts)
+    if kind == "fact":
+        return sympy.factorial(x)
     if kind == "neg":
         return -x
     if kind == "abs":
         return sympy.Abs(x)
     y = rest[0]
+    if kind == "binom":
+        return sympy.binomial(x, y)
     if kind == "log":
         return sympy.log(y) / sympy.log(x)
     if kind == "pow" and y.is_Rational and y.q % 2 == 1 and y.q > 1 and x.is_negative:
@@ -256,8 +265,11 @@ def _is_zero(difference: Any) -> bool:
         return True
     if difference.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) or not _plausible(difference):
         return False
+    combinatorial = (sympy.factorial, sympy.binomial)
     steps = (
         sympy.expand,
+        lambda x: sympy.expand(x, complex=True) if x.has(sympy.I) else x,
+        lambda x: sympy.gammasimp(sympy.expand_func(x)) if x.has(*combinatorial) else x,
         lambda x: sympy.expand(sympy.numer(sympy.together(x))),
         sympy.radsimp,
         sympy.simplify,

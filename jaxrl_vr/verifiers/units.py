@@ -87,8 +87,9 @@ _TAIL = re.compile(
     rf"(?:(?:/|\bper\b)\s*(?P<per>{_WORD})\s*(?:\^\s*\{{?\s*(?P<per_power>[23])\s*\}}?)?)?\s*$"
 )
 _NOUNS = re.compile(
-    r"(?<=[\d})])\s+(?P<nouns>(?=\w*[a-z])[a-zA-Z]{4,}(?:\s+[a-zA-Z]{2,}){0,3})\.?\s*$"
+    r"(?:(?<=[\d})])|(?<=\\pi))\s+(?P<nouns>(?=\w*[a-z])[a-zA-Z]{4,}(?:\s+[a-zA-Z]{2,}){0,3})\.?\s*$"
 )
+_IN_BRACKETS = re.compile(r"(.*[\d})])\s*\(\s*([a-zA-Z][a-zA-Z ]*)\s*\)")
 _CURRENCY = re.compile(
     r"(-?)\s*(?:\\\$|(euros?|pounds?|yen|rupees?|Rs|won|cents?|USD|EUR|GBP|JPY|INR)\b\.?)\s*"
 )
@@ -99,6 +100,8 @@ _PERCENT = re.compile(r"\s*(?:%|\b(?:percent|pct))\s*$")
 
 def split_unit(text: str) -> tuple[str, str]:
     """A cleaned answer without its unit, and the unit's name or an empty string."""
+    if (match := _IN_BRACKETS.fullmatch(text)) and is_unit(match[2].split()[0]):
+        text = f"{match[1]} {match[2]}"
     if (match := _PERCENT.search(text)) and match.start():
         return text[: match.start()], "percent"
     if (match := _DEGREE.search(text)) and match.start() and not _ANGLE_OF.search(text):
@@ -108,11 +111,15 @@ def split_unit(text: str) -> tuple[str, str]:
     if (match := _TAIL.search(text)) and match.start():
         head = text[: match.start()].rstrip()
         unit = _name(match)
-        if unit and head and (head[-1].isdigit() or head[-1] in "})"):
+        if unit and _may_have_unit(head):
             return head, unit
     if (match := _NOUNS.search(text)) and not _CHANGES & set(match["nouns"].lower().split()):
         return text[: match.start()].rstrip(), _singular(match["nouns"])
     return text, ""
+
+
+def _may_have_unit(head: str) -> bool:
+    return bool(head) and (head[-1].isdigit() or head[-1] in "})" or head.endswith(r"\pi"))
 
 
 def is_unit(word: str) -> bool:
@@ -126,9 +133,10 @@ def _singular(nouns: str) -> str:
 
 def _name(match: re.Match[str]) -> str:
     word, per = match["word"], match["per"]
-    if word not in _UNIT or (per and per not in _PER):
+    known = _PER if per else _UNIT  # a letter alone is a variable, m/s is none
+    if word not in known or (per and per not in _PER):
         return ""
-    unit = _UNIT[word]
+    unit = known[word]
     power = {"s": "2", "c": "3"}[match["kind"][0]] if match["kind"] else match["power"]
     unit += f"^{power}" if power else ""
     if per:

@@ -281,6 +281,180 @@ SAME = {
         1/x ||| x^{-1}
         x/y/z ||| \frac{x}{yz}
     """,
+    "equations and lists": r"""
+        n=2,3,4 ||| n=2,3,4
+        n=2,3,4 ||| 2,3,4
+        \pm 2021 ||| 2021,-2021
+        x_{1}=1,x_{2}=-1 ||| \pm1
+        x=1, x=2 ||| 1,2
+        x \in \{1, 2\} ||| \{1,2\}
+        x_1 = 3 ||| 3
+        -34x-45y+20z=100 ||| 34x+45y-20z+100=0
+    """,
+    "trigonometry": r"""
+        \frac{\sin x}{\cos x} ||| \tan x
+        \sec^2 x ||| 1+\tan^2 x
+        \frac{1-\cos 2x}{2} ||| \sin^2 x
+        \cot x ||| \frac{1}{\tan x}
+    """,
+    "algebra with symbols": r"""
+        \frac{n(n-1)}{2} ||| \binom{n}{2}
+        n! ||| n\cdot(n-1)!
+        \ln(ab) ||| \ln a + \ln b
+        \log_2 3 ||| \frac{\ln 3}{\ln 2}
+        \ln\frac{1}{2} ||| -\ln 2
+        \sqrt{x+1} ||| (x+1)^{1/2}
+        \frac{x^2-1}{x-1} ||| x+1
+        e^{x+y} ||| e^x e^y
+        2^{n+1} ||| 2\cdot 2^n
+    """,
+    "roots and angles": r"""
+        \frac{1}{1+\sqrt2} ||| \sqrt2-1
+        \sqrt{3+2\sqrt2} ||| 1+\sqrt2
+        \frac{\sqrt{6}+\sqrt{2}}{4} ||| \cos 15^\circ
+        \arcsin\frac12 ||| \frac{\pi}{6}
+        \arctan 1 ||| \pi/4
+        2\pi/3 ||| \frac{2}{3}\pi
+    """,
+    "units and money": r"""
+        120\pi \text{ cm}^2 ||| 120\pi
+        \$5.50 ||| 5.5
+        5.50 dollars ||| \$5.50
+        45\text{ minutes} ||| 45
+        25\% ||| 0.25
+        25\% ||| 25
+        1\frac{1}{2} \text{ cups} ||| 1.5
+        3 \text{ feet } ||| 3 ft
+    """,
+    "choices and words": r"""
+        x \text{ and } y ||| y, x
+        \text{A, B} ||| B, A
+        \text{A and C} ||| A, C
+        A,C ||| C, A
+        \{A,C\} ||| A and C
+        (A),(C) ||| A,C
+        \text{Monday} ||| monday
+        \mathrm{True} ||| true
+        \text{no solution} ||| No solution
+        \text{None of the above} ||| none of the above
+    """,
+    "spellings of numbers": r"""
+        6,\!000 ||| 6000
+        \frac{1}{2}x^2 ||| x^2/2
+        0.5x ||| \frac{x}{2}
+        \frac{1}{2}(x+1) ||| \frac{x+1}{2}
+    """,
+    "curves and planes": r"""
+        (x-1)^2+(y+2)^2=9 ||| x^2-2x+y^2+4y-4=0
+        y=x ||| x-y=0
+        y - 2 = 3(x-1) ||| y=3x-1
+        x^2+y^2=1 ||| 1=x^2+y^2
+        \begin{bmatrix}1 & 2\end{bmatrix} ||| \begin{pmatrix}1 & 2\end{pmatrix}
+        \left\{\frac{1}{2}, 3\right\} ||| \{3, 0.5\}
+    """,
+    "intervals": r"""
+        \left(-\infty, \frac{1}{2}\right) ||| x < 0.5
+        \left[ \frac{1}{2}, \infty \right) ||| x \geq \frac12
+        0 < x \leq 5 ||| (0, 5]
+        5 \ge x > 0 ||| (0,5]
+        x > 0 ||| 0 < x
+        x\in(0,\infty) ||| x>0
+        (-\infty, 1) \cup (1, \infty) ||| \mathbb{R} \setminus \{1\}
+        x \ne 1 ||| \mathbb{R}\backslash\{1\}
+        [-1,1]\cup\{2\} ||| \{2\}\cup[-1,1]
+        \{x \mid -1 < x < 1\} ||| (-1,1)
+        x \leq -1 \lor x \geq 1 ||| (-\infty,-1]\cup[1,\infty)
+        1 < x, x < 2 ||| (1,2)
+    """,
+    "exact numbers": r"""
+        (2k+1)\pi ||| \pi(1+2k)
+        3.0 \times 10^8 ||| 3e8
+        3\times10^8 ||| 300000000
+        10^6 ||| 1,000,000
+        1.23E4 ||| 12300
+        -\frac{1}{2} ||| \frac{1}{-2}
+        -(-5) ||| 5
+        --5 ||| 5
+        \frac{-1}{2} ||| -0.5
+        \frac{6}{4} ||| \frac32
+        1.50 ||| 3/2
+        .75 ||| \frac{3}{4}
+        \dfrac{\dfrac{1}{2}}{3} ||| 1/6
+    """,
+    "ratios, times, bases": r"""
+        1:2 ||| 2:4
+        1 : 2 ||| 1:2
+        1\text{ to }2 ||| 1:2
+        5:30 \text{ p.m.} ||| 5:30 PM
+        3^\circ ||| 3
+        45^{\circ} ||| 45\degree
+        \angle A = 45^\circ ||| 45^\circ
+        \theta = \frac{\pi}{4} ||| \frac{\pi}{4}
+        11_{10} ||| 11
+        A3_{16} ||| A3_{16}
+        A3_{16} ||| \text{A3}_{16}
+        110_2 ||| 110_{(2)}
+    """,
+    "more complex numbers": r"""
+        i^2 ||| -1
+        \frac{1}{2}+\frac{\sqrt3}{2}i ||| e^{i\pi/3}
+        (2+i)(2-i) ||| 5
+        -i ||| \frac{1}{i}
+        \cos 60^\circ + i \sin 60^\circ ||| \frac{1+i\sqrt3}{2}
+        2 + 3j ||| 2+3j
+    """,
+    "more unicode": r"""
+        ∅ ||| \varnothing
+        −½ ||| -0.5
+        5⁄6 ||| 5/6
+        x³ ||| x^3
+        2⁻¹ ||| 1/2
+        √x ||| \sqrt{x}
+        α+β ||| \beta+\alpha
+        １，０００ ||| 1000
+        5，6 ||| 5,6
+        １/２ ||| 0.5
+        （1，2） ||| (1,2)
+        −∞ ||| -\infty
+        (−∞, 3] ||| x\le 3
+        3 ± √2 ||| 3+\sqrt2, 3-\sqrt2
+        ⌊3.7⌋ ||| 3
+        {1} ||| 1
+    """,
+    "more layout": r"""
+        \mathop{5} ||| 5
+        5\;\;\; ||| 5
+        \,5\, ||| 5
+        \left(\frac{1}{2}\right) ||| \frac12
+        \left( 1 , 2 \right) ||| (1,2)
+        \bigg(1,2\bigg) ||| (1,2)
+        5\mbox{ cm} ||| 5
+        \textbf{5} ||| 5
+        \text{5 apples} ||| 5
+        5\text{.} ||| 5
+        5 \, \text{units} ||| 5
+        5\text{ (units)} ||| 5
+        5 (cm) ||| 5
+        \textrm{5} ||| 5
+        \fbox{5} ||| 5
+        \boxed{5} ||| 5
+        5\; \mathrm{m/s} ||| 5
+        9.8 \text{ m/s}^2 ||| 9.8
+        3 \text{ kg} ||| 3\,kg
+    """,
+    "values": r"""
+        \frac{a}{b} ||| a/b
+        a^{-1} ||| 1/a
+        \sqrt[4]{16} ||| 2
+        \sqrt{\sqrt{16}} ||| 2
+        \frac{10!}{8!} ||| 90
+        \lceil \pi \rceil ||| 4
+        \lfloor \sqrt{10} \rfloor ||| 3
+        \sum_{i=1}^{5} i^2 ||| 55
+        \frac{d}{dx} ||| \frac{d}{dx}
+        \int_0^1 x\,dx ||| \int_0^1 x\,dx
+        \lim_{x\to 0} x ||| \lim_{x\to 0} x
+    """,
 }
 
 DIFFERENT = {
@@ -387,6 +561,105 @@ DIFFERENT = {
         1,234 ||| (1,234)
         1, 234 ||| 1234
         12,34 ||| 1234
+    """,
+    "reports": r"""
+        n=2,3,4 ||| n=1,2,3
+        \pm 2021 ||| 2021
+        1331 and 1728 ||| 1728
+        4 ||| 4\sqrt{2}
+        3*x-1*y+13=0 ||| 3x+4y+14=0
+        f(x)=0 ||| 0=1
+        f(x)=0 ||| f(x)=1
+        2 1/4 ||| 1
+        1/2004! ||| 1/2006!
+        12:00 ||| 0
+        a=0 ||| b=0
+        a^2+b=0 ||| 0
+        x=5 ||| x=-5
+        y=2x+1 ||| y=2x-1
+    """,
+    "symbols": r"""
+        2x ||| 2y
+        2^x ||| x^2
+        \ln 2 ||| \log_2 e
+        \sin x ||| \cos x
+        \frac{1}{2} ||| \frac{2}{1}
+    """,
+    "sets of numbers": r"""
+        (1,2,3) ||| (1,2)
+        (1,2) ||| (1,3)
+        \{1,2\} ||| \{1,3\}
+        x\ge1 ||| x\le1
+        [1,\infty) ||| (1,\infty)
+        x<1 \text{ or } x>3 ||| (1,3)
+    """,
+    "other units": r"""
+        5 cm ||| 5 m
+        5 km ||| 5 miles
+        5 cm ||| 5 cm^2
+        5 minutes ||| 5 hours
+        \$5 ||| 5 euros
+        3 apples ||| 4 apples
+    """,
+    "other words": r"""
+        A ||| B
+        AB ||| BA
+        A,B ||| A
+        Monday ||| Tuesday
+        infinity ||| -infinity
+    """,
+    "close numbers": r"""
+        0.1 ||| 0.10001
+        9007199254740993 ||| 9007199254740992.0
+        10^{100} ||| 10^{100}+1
+        2^{1000} ||| 2^{1000}+1
+        3^{5000} ||| 3^{5001}
+        100! ||| 99!
+        1.0000001 ||| 1
+        99.99\% ||| 100\%
+        1e-10 ||| 0
+        0.999999999999 ||| 1
+        3.14159265 ||| \pi+10^{-5}
+        \sqrt2 ||| 1.41421357
+        1.5 ||| 1.50001
+    """,
+    "other symbols": r"""
+        i ||| 1
+        3+4i ||| 4+3i
+        90^\circ ||| 9^\circ
+        1010_2 ||| 1011_2
+        6.02e23 ||| 6.02e22
+        1,234 ||| 1.234
+        1,234 ||| 1234.5
+        x_1 ||| x_{12}
+        x ||| X
+        \alpha ||| a
+        p \lor q ||| p \land q
+        \text{if } x > 0 ||| x > 0
+    """,
+    "hedges": r"""
+        yes ||| yes or no
+        both A and B ||| A
+        5 or more ||| 5
+        at least 5 ||| 5
+        more than 5 ||| 5
+        less than 5 ||| 5
+        about 5 ||| 6
+        5+ ||| 5
+        5- ||| 5
+        5? ||| 6
+        5,5 ||| 5,6
+        2,3 ||| 2.3
+        2/3 ||| 2, 3
+        23 ||| 2 3
+        (5) ||| (6)
+        x=5,6 ||| x=5
+    """,
+    "nothing": r"""
+        \frac{0}{0} ||| 0
+        1/0 ||| \infty
+        \infty-\infty ||| 0
+        nan ||| 0
     """,
 }
 
