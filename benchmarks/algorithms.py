@@ -7,8 +7,8 @@ Every algorithm gets the quickstart's 60 steps of 256 rollouts, from the same we
 same seeds. OVERRIDES holds what fits the values of its paper, made for models a thousand times as
 large, to this one. Dynamic sampling (dapo, cispo) samples more rollouts than these by its nature.
 
-Runs that are finished are not done again. Prints a JSON line a run, then draws the held-out
-accuracy of all runs, and the length of wrong rollouts under grpo and dr_grpo.
+Runs that are finished are not done again. Prints a JSON line a run, then draws the accuracy of all
+runs, and the length of wrong rollouts under grpo and dr_grpo.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ OVERRIDES: dict[str, tuple[str, ...]] = {
     "dr_grpo": ("stages.rl.micro.rows=12",),
     "dapo": (
         "stages.rl.prompts=16",
+        "stages.rl.updates=4",
         "stages.rl.shaping.0.buffer=8",
-        "stages.rl.micro.rows=8",
     ),
     "gspo": (),
-    "cispo": ("stages.rl.shaping.0.buffer=8", "stages.rl.micro.rows=8"),
+    "cispo": ("stages.rl.updates=4", "stages.rl.shaping.0.buffer=8"),
     "rloo": ("stages.rl.prompts=64",),
     "ppo": (
         "stages.rl.prompts=256",
         "stages.rl.critic.optimizer.learning_rate=1e-3",
         "stages.rl.kl.coef=0.001",
     ),
-    "kimi": ("stages.rl.micro.rows=8",),
+    "kimi": ("stages.rl.updates=4", "stages.rl.objective.tau=0.1"),
     "reinforce": (),
 }
 # Greedy accuracy on held-out sums along the way; moves nothing in the training.
@@ -126,9 +126,9 @@ def accuracy(run_dir: Path) -> dict[int, float]:
     return found
 
 
-def wrong_length(run_dir: Path) -> dict[int, float]:
-    """RL step -> mean tokens of its wrong rollouts, where there are any."""
-    steps, values = curves.read(run_dir)["length/wrong"]
+def rollout_metric(run_dir: Path, metric: str) -> dict[int, float]:
+    """RL step -> a metric of its rollouts, at the steps that have it."""
+    steps, values = curves.read(run_dir)[metric]
     return dict(zip(steps, values, strict=True))
 
 
@@ -160,17 +160,21 @@ def _summary(run_dir: Path) -> dict[str, Any]:
 
 # Pictures
 
+Series = Mapping[str, Sequence[Mapping[int, float]]]  # algorithm -> of each seed, step -> value
+
 
 def draw_accuracy(runs: Mapping[str, Sequence[Path]], out: Path) -> None:
-    """Held-out accuracy against the RL step: a thin line a seed, a thick one their mean."""
-    series = {name: [accuracy(run) for run in of_it] for name, of_it in runs.items()}
-    _draw(series, out, title="greedy accuracy, held-out sums", size=(7.2, 4.2), marker="o")
+    """Accuracy against the RL step: greedy on held-out sums, and of the rollouts."""
+    greedy = {name: [accuracy(run) for run in of_it] for name, of_it in runs.items()}
+    rollouts = _series(runs, "reward/accuracy")
+    smooth = {name: [running_mean(seed) for seed in seeds] for name, seeds in rollouts.items()}
+    panels = {"greedy accuracy, held-out sums": greedy, "rollouts right, mean of 5 steps": smooth}
+    _draw(panels, out, width=4.1)
 
 
 def draw_wrong_length(runs: Mapping[str, Sequence[Path]], out: Path) -> None:
     """Tokens of wrong rollouts against the RL step."""
-    series = {name: [wrong_length(run) for run in of_it] for name, of_it in runs.items()}
-    _draw(series, out, title="tokens of a wrong rollout", size=(6.0, 3.6), marker="")
+    _draw({"tokens of a wrong rollout": _series(runs, "length/wrong")}, out, width=5.0)
 
 
 def mean_of(seeds: Sequence[Mapping[int, float]]) -> dict[int, float]:
@@ -179,40 +183,48 @@ def mean_of(seeds: Sequence[Mapping[int, float]]) -> dict[int, float]:
     return {step: statistics.fmean(of_one[step] for of_one in seeds) for step in common}
 
 
-def _draw(
-    series: Mapping[str, Sequence[Mapping[int, float]]],
-    out: Path,
-    *,
-    title: str,
-    size: tuple[float, float],
-    marker: str,
-) -> None:
+def running_mean(values: Mapping[int, float], width: int = 5) -> dict[int, float]:
+    """Step -> mean of the last `width` values up to it; fewer at the start."""
+    steps = list(values)
+    parts = {step: steps[max(i + 1 - width, 0) : i + 1] for i, step in enumerate(steps)}
+    return {step: statistics.fmean(values[s] for s in part) for step, part in parts.items()}
+
+
+def _series(runs: Mapping[str, Sequence[Path]], metric: str) -> Series:
+    return {name: [rollout_metric(run, metric) for run in of_it] for name, of_it in runs.items()}
+
+
+def _draw(panels: Mapping[str, Series], out: Path, *, width: float) -> None:
+    """A panel for each title: a thin line a seed, a thick one their mean."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    # Text stays text, and no date or random ids: the file is small and drawn again the same.
-    settings = {"svg.fonttype": "none", "svg.hashsalt": "algorithms"}
-    with plt.rc_context(settings):
-        figure, axis = plt.subplots(figsize=size)
-        for i, (name, seeds) in enumerate(series.items()):
-            colour = f"C{i}"
-            for of_one in seeds:
-                axis.plot(of_one.keys(), of_one.values(), color=colour, linewidth=0.6, alpha=0.5)
-            mean = mean_of(seeds)
-            style = dict(color=colour, linewidth=1.8, marker=marker, markersize=3.5)
-            axis.plot(mean.keys(), mean.values(), label=name, **style)
-        axis.set_title(title, fontsize=10)
-        axis.set_xlabel("RL step", fontsize=9)
-        axis.set_ylim(bottom=0)
-        axis.tick_params(labelsize=8)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
+    # Text stays text, and without random ids and a date: small, and the same when drawn again.
+    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "algorithms"}):
+        figure, axes = plt.subplots(
+            1, len(panels), figsize=(width * len(panels) + 1.0, 3.6), squeeze=False
+        )
+        for axis, (title, series) in zip(axes[0], panels.items(), strict=True):
+            for i, (name, seeds) in enumerate(series.items()):
+                # Dashes tell apart what lies on top of each other.
+                style = dict(color=f"C{i}", linestyle=("-", "--", ":")[i % 3])
+                for of_one in seeds if len(seeds) > 1 else ():
+                    x, y = list(of_one), list(of_one.values())
+                    axis.plot(x, y, linewidth=0.6, alpha=0.5, **style)
+                mean = mean_of(seeds)
+                axis.plot(list(mean), list(mean.values()), label=name, linewidth=1.8, **style)
+            axis.set_title(title, fontsize=10)
+            axis.set_xlabel("RL step", fontsize=9)
+            axis.set_ylim(bottom=0)
+            axis.tick_params(labelsize=8)
+            axis.grid(alpha=0.3)
+        place = dict(loc="center left", bbox_to_anchor=(1.01, 0.5))
+        axes[0][-1].legend(fontsize=8, frameon=False, handlelength=3, **place)
         figure.tight_layout()
         out.parent.mkdir(parents=True, exist_ok=True)
-        metadata = {"Date": None} if out.suffix == ".svg" else None
-        figure.savefig(out, metadata=metadata)
+        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
         plt.close(figure)
 
 

@@ -42,9 +42,21 @@ def write_run(folder, after=0.9):
     (folder / "summary.json").write_text(json.dumps(summary))
     lines = [
         {"stage": "cold_start", "step": 1, "loss/total": 2.0},
-        {"stage": "rl", "step": 1, "reward/mean": 0.3, "length/wrong": 9.5},
-        {"stage": "rl", "step": 2, "reward/mean": 1.0},
-        {"stage": "rl", "step": 3, "reward/mean": 0.8, "length/wrong": 30.0},
+        {
+            "stage": "rl",
+            "step": 1,
+            "reward/mean": 0.3,
+            "reward/accuracy": 0.25,
+            "length/wrong": 9.5,
+        },
+        {"stage": "rl", "step": 2, "reward/mean": 1.0, "reward/accuracy": 1.0},
+        {
+            "stage": "rl",
+            "step": 3,
+            "reward/mean": 0.8,
+            "reward/accuracy": 0.75,
+            "length/wrong": 30.0,
+        },
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     return folder
@@ -75,7 +87,8 @@ def test_settings_are_those_of_the_first_line_of_the_preset(benchmark, name):
 def test_reads_known_numbers_of_a_run(benchmark, tmp_path):
     run = write_run(tmp_path / "grpo_seed0")
     assert benchmark.accuracy(run) == {0: 0.1, 10: 0.5, 20: 0.9}
-    assert benchmark.wrong_length(run) == {1: 9.5, 3: 30.0}
+    assert benchmark.rollout_metric(run, "length/wrong") == {1: 9.5, 3: 30.0}
+    assert benchmark.rollout_metric(run, "reward/accuracy") == {1: 0.25, 2: 1.0, 3: 0.75}
     line = benchmark.line("grpo", 0, run)
     assert line == {
         "benchmark": "algorithms",
@@ -94,6 +107,11 @@ def test_reads_known_numbers_of_a_run(benchmark, tmp_path):
 def test_mean_is_over_the_steps_that_all_seeds_have(benchmark):
     found = benchmark.mean_of([{1: 2.0, 2: 4.0, 3: 1.0}, {3: 2.0, 1: 5.0}])
     assert found == {1: 3.5, 3: 1.5}
+
+
+def test_running_mean_is_over_the_last_steps(benchmark):
+    # (1), (1 + 3) / 2, (3 + 8) / 2
+    assert benchmark.running_mean({1: 1.0, 2: 3.0, 4: 8.0}, width=2) == {1: 1.0, 2: 2.0, 4: 5.5}
 
 
 def test_a_finished_run_is_kept_and_one_of_other_settings_refused(benchmark, tmp_path):
