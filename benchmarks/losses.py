@@ -38,7 +38,7 @@ from jaxrl_vr.losses import ppo_clip, scaled_logits, token_logprob, token_logpro
 
 LARGE = {"tokens": 8192, "vocab": 151_936, "width": 1536}
 """An update of Qwen2.5-1.5B."""
-CHUNKS = (None, 256, 512)
+CHUNKS = (None, 110, 256)
 """Tokens at a time; None is the default."""
 
 TOPOLOGY = "v5e:2x2"

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import re
 import textwrap
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -22,10 +23,12 @@ from jaxrl_vr import losses
 from jaxrl_vr.config import Config, load
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.critic import CriticConfig
+from jaxrl_vr.train.imitation import LmMix, PositiveNll
 from jaxrl_vr.train.penalty import EntropyBonus
 from jaxrl_vr.train.rl_stage import DynamicSampling
+from jaxrl_vr.train.selection import TopEntropy
 from jaxrl_vr.train.shaping import TruncatedMask
-from jaxrl_vr.train.stages import SftStage
+from jaxrl_vr.train.stages import DpoStage, SftStage
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "losses.md"
@@ -314,7 +317,12 @@ UNSEEN = {
     "clipped_value_loss": Use(CriticConfig, "critic", None),
     "cross_entropy": Use(SftStage, "stages", "sft"),
     "entropy_bonus": Use(EntropyBonus, "entropy_bonus", None),
+    "entropy_threshold": Use(TopEntropy, "tokens", "top_entropy"),
     "has_contrast": Use(DynamicSampling, "dynamic_sampling", None),
+    "packed_dpo": Use(DpoStage, "stages", "dpo"),
+    "positive_nll": Use(PositiveNll, "positive_nll", None),
+    "pretraining_mix": Use(LmMix, "lm_mix", None),
+    "top_entropy_mask": Use(TopEntropy, "tokens", "top_entropy"),
     "truncated_mask": Use(TruncatedMask, "shaping", "truncated_mask"),
 }
 """Losses whose config types do not name them in their code: another function calls them, or has
@@ -375,12 +383,13 @@ def _snake(name: str) -> str:
 
 
 def presets(folder: Path = ROOT / "configs" / "presets") -> dict[str, list[Config]]:
-    """Name of a preset -> all config models of its stage, those with defaults included."""
+    """Name of a preset -> all config models of its stages, those with defaults included."""
     found = {}
     for file in sorted(folder.glob("*.toml")):
         # A preset is an algorithm alone; the quickstart is a run to lay it over.
         run = load(RunConfig, [ROOT / "configs" / "quickstart.toml", file])
-        found[file.stem] = list(_models(next(s for s in run.stages if s.name == "rl")))
+        own = [stage["name"] for stage in tomllib.loads(file.read_text())["stages"]]
+        found[file.stem] = list(_models([s for s in run.stages if s.name in own]))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The command line: `jaxrl-vr train | eval | sample | export`.
+"""The command line: `jaxrl-vr train | eval | sample | verify | export`.
 
 Imports stay inside the functions, so that `--help` and config errors come at once.
 """
@@ -10,6 +10,7 @@ import errno
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from jaxrl_vr.train.config import RunConfig
 
 _INIT = "weights: base (those of [model]), a stage's name, or a model folder"
+_VERIFY = "score the responses of a file, or explain one score"
+_TYPES = "math_answer, code_tests, …, or custom with verifier.path=package.module:function"
 _NO_SPACE = "; make room, then the same command goes on from the last checkpoint"
 
 
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     unknown = [arg for arg in rest if arg.startswith("-")]
     if unknown:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    args.config += rest
+    args.config = [*args.config, *rest]
     try:
         _import_from_here()
         code = args.command(args)
@@ -88,6 +91,19 @@ def _parser() -> argparse.ArgumentParser:
     sample.add_argument("--init", default="base", help=_INIT)
     sample.add_argument("--prompts", type=_path, help="text file with a prompt a line")
     sample.add_argument("--source", help="data source whose template to use")
+    verify = commands.add_parser("verify", help=_VERIFY, description=_VERIFY)
+    verify.add_argument("file", nargs="?", type=_path, help="JSON Lines: reference and response")
+    verify.add_argument("config", nargs="*", help="verifier.a=value, fields.a=value, pool.a=value")
+    verify.add_argument("--verifier", metavar="NAME", help="type of the verifier: " + _TYPES)
+    verify.add_argument("--out", type=_path, help="JSON Lines to write, a line for each line")
+    verify.add_argument(
+        "--explain", nargs=2, metavar=("REFERENCE", "RESPONSE"), help="print each stage for one"
+    )
+    verify.add_argument(
+        "--sandbox-check", action="store_true", help="which isolation of programs holds here"
+    )
+    verify.add_argument("--traceback", action="store_true", help="show where an error arose")
+    verify.set_defaults(command=_verify)
     export = command("export", _export, "write a stage's weights as a Hugging Face folder")
     export.add_argument("--init", required=True, help=_INIT)
     export.add_argument("--out", type=_path, required=True, help="the folder to write")
@@ -145,6 +161,40 @@ def _sample(args: argparse.Namespace) -> int:
 
     failed = sample_once(_config(args), args.init, args.prompts, args.source)
     return 2 if failed and args.prompts is not None else 0
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from jaxrl_vr.config import load
+    from jaxrl_vr.verifiers.score_file import VerifyConfig, score_file
+
+    if args.file is not None and "=" in args.file.name and not args.file.exists():
+        args.config.insert(0, str(args.file))  # an override that stands where the file may
+        args.file = None
+    if args.sandbox_check:
+        from jaxrl_vr.verifiers.sandbox_level import check
+
+        print(check())
+        return 0
+    if not args.verifier and not any(given.startswith("verifier") for given in args.config):
+        raise ValueError("verify: no verifier; give --verifier NAME, such as math_answer")
+    kind = [f"verifier.type={args.verifier}"] if args.verifier else []
+    config = load(VerifyConfig, [], [*kind, *args.config])
+    if args.explain is not None:
+        from jaxrl_vr.types import Example
+        from jaxrl_vr.verifiers.explain import explain
+
+        reference, response = args.explain
+        for line in explain(config.verifier, Example("0", "", reference), response):
+            print(line)
+        return 0
+    if args.file is None:
+        raise ValueError("verify: no file; name one, or give --explain REFERENCE RESPONSE")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # so that the workers are ended
+    start = time.monotonic()
+    summary = score_file(args.file, args.out, config)
+    print("\n".join(summary.lines(time.monotonic() - start)))
+    return 0
 
 
 def _export(args: argparse.Namespace) -> int:

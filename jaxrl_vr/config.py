@@ -62,7 +62,8 @@ def load(model: type[M], files: Sequence[str | Path], overrides: Sequence[str] =
     """The config that TOML files and overrides describe.
 
     Files merge from left to right: tables merge, and so do lists of tables that have names, item
-    by item of the same name, with new names behind; everything else replaces. Then each override
+    by item of the same name; a new name stands before the next one of its file that is known, or
+    behind all. Everything else replaces. Then each override
     `a.b=value` sets one key. Its value is TOML, or a plain word where that is not TOML. A list's
     item is named by index or by its `name`: `stages.rl.steps=3`. Assigning a table or a list
     replaces it. A table that gets another `type` starts anew, with nothing but its `name` kept; one
@@ -176,15 +177,30 @@ def _toml_content(text: str) -> dict[str, Any]:
 
 def _merge(low: Any, high: Any) -> Any:
     if isinstance(low, list) and isinstance(high, list) and _are_named(low) and _are_named(high):
-        by_name = {item["name"]: item for item in low}
-        for item in high:
-            by_name[item["name"]] = _merge(by_name.get(item["name"]), item)
-        return list(by_name.values())
+        return _merge_named(low, high)
     if not (isinstance(low, dict) and isinstance(high, dict)):
         return high
     if "type" in low and "type" in high and low["type"] != high["type"]:
         return _only_name(low) | high
     return low | {key: _merge(low.get(key), value) for key, value in high.items()}
+
+
+def _merge_named(low: list[Any], high: list[Any]) -> list[Any]:
+    of_high = {item["name"]: item for item in high}
+    known = {item["name"] for item in low}
+    before: dict[str, list[Any]] = collections.defaultdict(list)
+    new: list[Any] = []
+    for item in high:
+        if item["name"] in known:
+            before[item["name"]], new = new, []
+        else:
+            new.append(_merge(None, item))
+    merged = []
+    for item in low:
+        name = item["name"]
+        merged += before[name]
+        merged.append(_merge(item, of_high[name]) if name in of_high else item)
+    return merged + new
 
 
 def _are_named(items: list[Any]) -> bool:

@@ -38,6 +38,7 @@ class Example:
     source: str = ""  # name of the data source, for mixtures and metrics
     difficulty: float | None = None
     completion: str | None = None  # a demonstration: what supervised training imitates
+    rejected: str | None = None  # a worse completion: what preference training turns away from
 
 
 @dataclasses.dataclass(frozen=True)

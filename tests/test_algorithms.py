@@ -151,3 +151,193 @@ def test_truncated_rollouts_count_but_do_not_train(tmp_path):
     assert cut and steps[0]["length/truncated_rate"] > 0
     # All tokens that train are those of rollouts that stopped by themselves.
     assert any(line["advantage"] != 0 for line in cut)
+
+
+def test_remax_compares_with_the_greedy_answer(tmp_path):
+    steps, rollouts = run(tmp_path, 'advantage = { type = "remax" }', "stages.rl.prompts=8")
+    for step, lines in zip(steps, rollouts, strict=True):
+        # The baseline is one answer's value, the same for both samples of a prompt.
+        baseline = [line["score"]["value"] - line["advantage"] for line in lines]
+        assert set(baseline) <= {0.0, 1.0}
+        assert baseline[::2] == baseline[1::2]
+        assert step["reward/baseline"] == pytest.approx(np.mean(baseline), abs=1e-6)
+    # Untrained, the model gives every prompt of one length nearly the same greedy answer, and it
+    # never is the mean of the group.
+    assert any(line["advantage"] for line in rollouts[0])
+
+
+def test_remax_of_one_sample(tmp_path):
+    steps, rollouts = run(
+        tmp_path, 'advantage = { type = "remax" }', "stages.rl.samples=1", "stages.rl.prompts=16"
+    )
+    assert len(rollouts[0]) == 16 and steps[0]["optimizer/grad_norm"] > 0
+
+
+def test_fixed_baseline_is_the_mean_reward_of_the_starting_weights(tmp_path):
+    more = 'advantage = { type = "fixed_baseline", samples = 8 }'
+    steps, rollouts = run(tmp_path, more, "stages.rl.prompts=8", steps=3)
+    for step, lines in zip(steps, rollouts, strict=True):
+        baseline = np.array([line["score"]["value"] - line["advantage"] for line in lines])
+        assert set(baseline * 8) <= set(range(9))
+        assert step["reward/baseline"] == pytest.approx(baseline.mean(), abs=1e-6)
+    # About half of the first characters are right at the start; the policy rises above that.
+    assert steps[0]["reward/baseline"] == pytest.approx(0.5, abs=0.2)
+    mean = np.mean([step["reward/baseline"] for step in steps])
+    assert steps[-1]["reward/mean"] > mean
+    # No reference is scored where nothing compares with its log-probs.
+    assert "policy/kl" not in steps[0]
+
+
+def test_a_prompt_whose_baseline_cannot_be_scored_does_not_train(tmp_path, monkeypatch):
+    (tmp_path / "greedy_verifier.py").write_text(
+        textwrap.dedent("""
+        from jaxrl_vr.types import Score
+
+        def judge(example, response):
+            if len(response) % 2:
+                return Score(0.0, "unscorable", reason="odd")
+            return Score(1.0, "right")
+        """)
+    )
+    more = 'advantage = { type = "remax" }'
+    data = DATA.replace("algorithm_verifier", "greedy_verifier")
+    train(config(tmp_path, rl("rl", steps=1, more=more), data=data), "stages.rl.prompts=16")
+    lines = (tmp_path / "run/stages/rl/rollouts/step-000001.jsonl").read_text().splitlines()
+    # Right answers have value 1, and so has every baseline that could be scored.
+    assert all(json.loads(line)["advantage"] == 0 for line in lines)
+
+
+def test_missing_step_scores_are_said_once(tmp_path, capsys):
+    custom = 'type = "custom", path = "algorithm_verifier:judge"'
+    data = DATA.replace(custom, 'type = "exact", after = ">"')
+    more = 'advantage = { type = "process_group_norm" }'
+    train(config(tmp_path, rl("rl", steps=2, more=more), data=data))
+    shown = capsys.readouterr()
+    assert (shown.out + shown.err).count("no answer of this step has scores of its steps") == 1
+
+
+def test_right_rollouts_are_imitated_beside_the_loss(tmp_path):
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    without, _ = run(plain, "", steps=1)
+    steps, rollouts = run(tmp_path, "positive_nll = { coef = 0.5 }", steps=1)
+    # The same rollouts, whose loss grows by half of the mean over the right ones' tokens.
+    added = steps[0]["loss/total"] - without[0]["loss/total"]
+    assert added == pytest.approx(0.5 * steps[0]["policy/positive_nll"], rel=1e-4)
+    assert any(line["score"]["verdict"] == "right" for line in rollouts[0])
+    assert 1 < steps[0]["policy/positive_nll"] < np.log(18)  # a random model's, of 18 ids
+    assert "lm/nll" not in steps[0]
+
+
+LM_MIX = """
+updates = 2
+lm_mix = { data = ["texts"], batch = 3, coef = 0.1 }
+"""
+TEXTS = """
+[[data]]
+name = "texts"
+type = "arithmetic"
+digits = 1
+"""
+
+
+def mixed(folder, steps, *overrides):
+    """A run with texts mixed in: its summary, and its steps."""
+    summary = train(
+        config(folder, rl("rl", steps=steps, more=LM_MIX), data=DATA + TEXTS), *overrides
+    )
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return summary, [json.loads(line) for line in lines]
+
+
+def test_texts_are_mixed_in_and_learned(tmp_path):
+    _, steps = mixed(tmp_path, 6, "stages.rl.lm_mix.coef=10.0", "stages.rl.lm_mix.batch=16")
+    # An untrained model gives the 18 ids nearly the same probability; then the texts gain.
+    assert steps[0]["lm/nll"] == pytest.approx(np.log(18), abs=0.4)
+    assert steps[-1]["lm/nll"] < 0.8 * steps[0]["lm/nll"]
+
+
+def test_a_resumed_run_mixes_in_the_texts_that_come_next(tmp_path, capsys):
+    every = "checkpoint.every=1"
+    whole, _ = mixed(tmp_path, 4, every)
+    other = tmp_path / "other"
+    other.mkdir()
+    mixed(other, 2, every)
+    (other / "run/stages/rl/result.json").unlink()
+    resumed, steps = mixed(other, 4, every)
+    assert "resuming rl at step 2 of 4" in capsys.readouterr().out
+    assert len(steps) == 4
+    assert resumed["parameter_hash"] == whole["parameter_hash"]
+
+
+def test_critic_and_reference_beside_texts(tmp_path):
+    more = (
+        LM_MIX
+        + """
+advantage = { type = "gae" }
+kl = { coef = 0.1 }
+critic = { optimizer = { type = "adamw", learning_rate = 1e-2 }, warmup_steps = 1 }
+positive_nll = {}
+"""
+    )
+    path = config(tmp_path, rl("rl", steps=2, more=more), data=DATA + TEXTS)
+    train(path)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    first, second = (json.loads(line) for line in lines)
+    assert "lm/nll" not in first and {"lm/nll", "policy/positive_nll", "policy/kl"} <= set(second)
+    assert second["optimizer/skipped"] == second["critic/skipped"] == 0
+
+
+def test_only_tokens_of_high_entropy_train(tmp_path):
+    # Two updates, so that the second is not on policy: what has no weight has no gradient there.
+    steps, _ = run(tmp_path, 'tokens = { type = "top_entropy", fraction = 0.2 }\nupdates = 2')
+    assert steps[0]["optimizer/grad_norm"] > 0
+    everything = tmp_path / "everything"
+    everything.mkdir()
+    all_tokens, _ = run(
+        everything, 'tokens = { type = "top_entropy", fraction = 1.0 }\nupdates = 2'
+    )
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    without, _ = run(plain, "updates = 2")
+    assert all_tokens[1]["loss/total"] == pytest.approx(without[1]["loss/total"], abs=1e-6)
+    assert steps[0]["optimizer/grad_norm"] != pytest.approx(without[0]["optimizer/grad_norm"], 1e-3)
+
+
+def test_clip_cov_leaves_out_tokens_of_high_covariance(tmp_path):
+    more = 'objective = { type = "clip_cov", low = 0.0, high = 100.0, fraction = 0.25 }'
+    steps, _ = run(tmp_path, more, "stages.rl.prompts=8")
+    for step in steps:
+        # A quarter of the tokens, as far as so many have a covariance above 0.
+        assert 0 < step["policy/selected_frac"] <= 0.25
+        assert step["policy/clip_frac"] == pytest.approx(step["policy/selected_frac"], abs=1e-6)
+    assert steps[0]["policy/selected_frac"] > 0.15
+
+
+def test_kl_cov_holds_back_the_tokens_of_highest_covariance(tmp_path):
+    more = 'objective = { type = "kl_cov", coef = 1.0, fraction = 0.25 }\nupdates = 2'
+    steps, _ = run(tmp_path, more, "stages.rl.prompts=8")
+    for step in steps:
+        assert step["policy/selected_frac"] == pytest.approx(0.25, abs=0.05)
+    assert steps[0]["policy/ratio_max"] > 1
+
+
+def test_what_is_selected_does_not_depend_on_micro_batches(tmp_path):
+    found = []
+    for rows in (8, 16):
+        folder = tmp_path / str(rows)
+        folder.mkdir()
+        more = f"""
+objective = {{ type = "clip_cov", low = 0.0, high = 100.0, fraction = 0.25 }}
+micro = {{ rows = {rows}, row_length = 16 }}
+"""
+        steps, _ = run(folder, more, "stages.rl.prompts=16")
+        found.append([(s["policy/selected_frac"], s["optimizer/grad_norm"]) for s in steps])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+
+
+def test_off_policy_sequence_mask(tmp_path):
+    more = 'offpolicy = [{ type = "opsm", delta = 1e-3 }]\nupdates = 4'
+    steps, _ = run(tmp_path, more, "stages.rl.optimizer.learning_rate=0.1", steps=3)
+    # The first update of a step is on policy and masks nothing, so at most three quarters are.
+    assert 0 < max(step["offpolicy/opsm_frac"] for step in steps) < 0.75

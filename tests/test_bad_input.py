@@ -341,6 +341,29 @@ def test_weighted_verifier_with_format_adds_up(tmp_path, verifier, capsys):
     assert {r["score"]["value"] for r in rollouts} == {0.0, 2.0}
 
 
+def test_a_run_whose_answers_cannot_be_scored_stops_and_can_go_on(tmp_path, verifier, capsys):
+    verifier("""
+    def broken(example, response):
+        return 1 / 0
+    """)
+    path = config(tmp_path, rl("grpo", steps=4), data=judged("broken"))
+    said = call(capsys, "train", path, "stages.grpo.prompts=32", code=1)
+    # 64 answers a step: a rate means something from the second step on.
+    assert (
+        "error: 128 of 128 answers could not be scored, more than verifiers.max_unscorable" in said
+    )
+    assert "128 x the verifier raised ZeroDivisionError: division by zero (first: " in said
+    assert "saved grpo at step 1" in said
+    verifier("""
+    def broken(example, response):
+        return response[:1] in set("13579+>")
+    """)
+    said = call(capsys, "train", path, "stages.grpo.prompts=32")
+    assert "resuming grpo at step 1 of 4" in said
+    steps = [m for m in lines(tmp_path / "run" / "metrics.jsonl") if m["stage"] == "grpo"]
+    assert [m["reward/unscorable"] for m in steps] == [1.0, 0.0, 0.0, 0.0]
+
+
 def test_verifier_that_raises_is_said_and_trains_nothing(tmp_path, verifier, capsys):
     verifier("""
     def broken(example, response):

@@ -219,6 +219,11 @@ def test_sample_says_which_prompts_cannot_be_asked_and_goes_on(done, tmp_path, c
     by_keyboard, errors = sample(0)
     assert by_keyboard == answers
     assert [e.split(": ")[1] for e in errors] == ["line 2", "line 4", "line 7"]
+    bytes_ = io.TextIOWrapper(io.BytesIO(b"1+1=\n\xff=\n2+3=\n"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", bytes_)
+    by_keyboard, errors = sample(0)
+    assert by_keyboard[0] == answers[0] and len(by_keyboard) == 2
+    assert len(errors) == 1 and errors[0].startswith("error: line 2: ")
     path.write_bytes(b"1+1=\n\xff\n")
     answers, errors = sample(2, "--prompts", str(path))
     assert (answers, errors) == (
@@ -442,6 +447,8 @@ def test_ctrl_c_before_a_run_can_save_just_ends_the_process():
     # As an exception it could strike inside of jax's callbacks, which swallow it.
     code = """
 import signal, sys
+# As Python has it, also where these tests run in the background, which ignores the signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from jaxrl_vr import cli
 cli._import_from_here = lambda: sys.exit(signal.getsignal(signal.SIGINT) != signal.SIG_DFL)
 sys.argv = ["jaxrl-vr", "train", "any.toml"]

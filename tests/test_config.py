@@ -142,6 +142,17 @@ name = "z"
     assert after.stages[3] == Score(name="z")
 
 
+def test_new_names_stand_before_the_next_known_one_of_their_file(files):
+    more = "".join(
+        f'[[stages]]\ntype = "score"\nname = "{name}"\n'
+        if name in "abc"
+        else f'[[stages]]\nname = "{name}"\n'
+        for name in ("a", "rl.v2", "b", "end", "c")
+    )
+    names = [s.name for s in load(Run, files(base=BASE, more=more)).stages]
+    assert names == ["sft", "a", "rl.v2", "b", "end", "c"]
+
+
 def test_items_of_another_type_start_anew(files):
     more = '[[stages]]\ntype = "score"\nname = "sft"'
     assert load(Run, files(base=BASE, more=more)).stages[0] == Score(name="sft")

@@ -230,17 +230,19 @@ def test_kl_in_the_reward(tmp_path):
     assert abs(steps[1]["reward/kl"]) > 1e-4
 
 
-def test_resumed_equals_uninterrupted(tmp_path):
+def test_resumed_equals_uninterrupted(tmp_path, capsys):
+    every = "checkpoint.every=1"
     more = (
         PPO
         + "epochs = 2\n"
         + 'kl = { type = "k1", coef = 0.5, where = "reward", adaptive = { target = 0.1 } }'
     )
-    whole, _ = run(tmp_path, more, steps=4)
+    whole, _ = run(tmp_path, more, every, steps=4)
     other = tmp_path / "other"
     other.mkdir()
-    run(other, more, steps=2)
+    run(other, more, every, steps=2)
     (other / "run/stages/rl/result.json").unlink()
-    resumed, steps = run(other, more, steps=4)
+    resumed, steps = run(other, more, every, steps=4)
+    assert "resuming rl at step 2 of 4" in capsys.readouterr().out
     assert len(steps) == 4
     assert resumed["parameter_hash"] == whole["parameter_hash"]

@@ -14,10 +14,12 @@ from jaxrl_vr.config import load
 from jaxrl_vr.train.check import oddities
 from jaxrl_vr.train.config import RunConfig
 
-NAMES = sorted(p.stem for p in PRESETS.glob("*.toml"))
+EVERY = sorted(p.stem for p in PRESETS.glob("*.toml"))
+PIPELINES = ("distill", "dpo", "rft", "sft")  # more than the algorithm of an RL stage
+NAMES = [name for name in EVERY if name not in PIPELINES]
 ALGORITHM = {
     *("samples", "advantage", "objective", "weights", "shaping", "kl", "offpolicy"),
-    *("dynamic_sampling", "updates", "epochs", "critic"),
+    *("dynamic_sampling", "updates", "epochs", "critic", "positive_nll", "lm_mix"),
 }
 OVERLONG = [{"type": "overlong_penalty", "max_length": None, "buffer": 4096, "penalty": 0.5}]
 
@@ -93,6 +95,7 @@ VALUES = {
         "weights.type": "token_mean",
         "critic.optimizer.learning_rate": 2e-6,
         "critic.warmup_steps": 50,
+        "positive_nll.coef": 0.1,
         "updates": 16,
     },
     "grpo": {
@@ -150,6 +153,25 @@ VALUES = {
         "objective.type": "rft",
         "weights.type": "sequence_mean",
     },
+    "online_dpo": {
+        "advantage.type": "preference_pairs",
+        "objective.type": "dpo",
+        "objective.beta": 0.1,
+        "weights.type": "sequence_mean",
+    },
+    "grpo_process": {
+        "samples": 64,
+        "advantage.type": "process_group_norm",
+        "objective.type": "ppo_clip",
+        "weights.type": "sequence_mean",
+        **kl("k3", 0.04, "loss"),
+    },
+    "remax": {
+        "samples": 1,
+        "advantage.type": "remax",
+        "objective.type": "reinforce",
+        "weights.type": "sequence_sum",
+    },
     "max_rl": {
         "samples": 16,
         "advantage.type": "max_rl",
@@ -181,6 +203,7 @@ VALUES = {
 }
 OFF = {
     **{key: None for key in ("kl", "critic", "dynamic_sampling", "entropy_bonus")},
+    **{key: None for key in ("positive_nll", "lm_mix")},
     **{"shaping": [], "offpolicy": [], "updates": 1, "epochs": 1, "old_logp": "sampler"},
 }
 SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -256,7 +279,7 @@ ACTS = {
     "reinforce_plus_plus": {**RATIO, **IN_REWARD},
     "reinforce_plus_plus_baseline": {"policy/kl": 1e-9},
     "ppo": {**RATIO, **CRITIC, **IN_REWARD},
-    "vapo": {**RATIO, **CRITIC},
+    "vapo": {**RATIO, **CRITIC, "policy/positive_nll": 0.1},
     "grpo": {"policy/kl": 1e-9},
     "dr_grpo": RATIO,
     "dapo": {**RATIO, **CONTRAST},
@@ -264,6 +287,9 @@ ACTS = {
     "cispo": {**RATIO, **CONTRAST, "policy/weight_clip_frac": 0},
     "kimi": {"policy/approx_kl": 1e-9},
     "online_rft": {"policy/positive_nll": 0.1},
+    "online_dpo": {"dpo/margin": -math.inf},
+    "grpo_process": {"policy/kl": 1e-9},
+    "remax": {"reward/baseline": 0},
     "max_rl": {},
     "opo": {},
     "gmpo": SEQUENCE,
@@ -276,8 +302,12 @@ SUITE = {"dr_grpo", "gspo", "vapo", "dapo"}  # one of each program: ratio, seque
 def verifier(tmp_path, monkeypatch):
     (tmp_path / "preset_verifier.py").write_text(
         textwrap.dedent("""
+        from jaxrl_vr.types import Score, Step
+
         def starts_odd(example, response):
-            return response[:1] in set("13579+>")
+            right = response[:1] in set("13579+>")
+            steps = tuple(Step(i + 1, float(c in "13579")) for i, c in enumerate(response))
+            return Score(float(right), "right" if right else "wrong", steps=steps)
         """)
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -317,6 +347,92 @@ def test_preset_trains(name, tmp_path, verifier, capsys):
     assert ("optimizer/grad_norm" in steps[0]) != warms_up
 
 
+# Pipelines
+
+
+def stages_of(name):
+    run = load(RunConfig, config_files(PRESETS / f"{name}.toml"))
+    return run, {stage.name: stage for stage in run.stages}
+
+
+def test_sft_takes_the_place_of_rl():
+    run, stages = stages_of("sft")
+    assert list(stages) == ["cold_start", "before", "rl", "after"]
+    sft = stages["rl"]
+    assert (sft.type, sft.loss_on, sft.weights.type) == ("sft", "completion", "token_mean")
+
+
+def test_rft_imitates_the_right_answers_of_an_evaluation():
+    run, stages = stages_of("rft")
+    assert list(stages) == ["cold_start", "before", "attempts", "rl", "after"]
+    (task,) = [t for t in run.tasks if t.name == "attempts"]
+    assert (task.data, task.samples, task.sampling.temperature) == (("train",), 100, 0.7)
+    (source,) = run.sources(stages["rl"].data)
+    assert source.path == "stage:attempts/right.jsonl"
+    rft = stages["rl"]
+    assert (rft.type, rft.loss_on, rft.weights.type) == ("sft", "completion", "token_mean")
+
+
+def test_dpo_learns_from_pairs_of_an_evaluation():
+    run, stages = stages_of("dpo")
+    assert list(stages) == ["cold_start", "before", "attempts", "rl", "after"]
+    (source,) = run.sources(stages["rl"].data)
+    assert source.path == "stage:attempts/pairs.jsonl"
+    assert (stages["rl"].type, stages["rl"].beta, stages["rl"].batch) == ("dpo", 0.1, 64)
+
+
+def test_distill_teaches_what_rl_has_learned():
+    _, stages = stages_of("distill")
+    assert list(stages) == ["cold_start", "before", "rl", "distill", "after"]
+    distill = stages["distill"]
+    assert (distill.teacher, distill.init) == ("rl", "cold_start")
+    assert (distill.prompts, distill.samples, distill.updates) == (64, 4, 1)
+    assert (distill.objective.type, distill.weights.type) == ("reinforce", "token_mean")
+
+
+# The quickstart, small; its own data and stages.
+SMALL = (
+    *("model.width=32", "model.heads=2", "model.layers=1", "model.ffn=64", "data.heldout.limit=6"),
+    *("stages.cold_start.steps=60", "stages.cold_start.batch=64"),
+    "data.demonstrations={ name = 'demonstrations', type = 'arithmetic', digits = 1 }",
+)
+SHORT = {
+    "sft": ("stages.rl.steps=2",),
+    "rft": ("tasks.attempts.samples=8", "stages.rl.steps=2"),
+    "dpo": ("stages.rl.steps=2", "stages.rl.batch=8"),
+    "distill": (
+        *("stages.rl.steps=2", "stages.rl.prompts=8"),
+        *("stages.distill.steps=2", "stages.distill.prompts=8"),
+    ),
+}
+FOUND = {
+    "sft": ("rl", "sft/nll"),
+    "rft": ("rl", "sft/nll"),
+    "dpo": ("rl", "dpo/margin"),
+    "distill": ("distill", "distill/reverse_kl"),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "dpo" else pytest.param(n, marks=pytest.mark.slow) for n in PIPELINES]
+)
+def test_pipeline_trains(name, tmp_path, capsys):
+    files = config_files(PRESETS / f"{name}.toml")
+    run_dir = f'run_dir="{tmp_path}/run"'
+    # One digit, so that some of the answers are right after a short start.
+    one_digit = ("data.train.digits=1", "data.train.limit=40") if name in ("rft", "dpo") else ()
+    call(capsys, "train", *files, run_dir, *SMALL, *one_digit, *SHORT[name])
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    stage, metric = FOUND[name]
+    steps = [m for m in map(json.loads, lines) if m["stage"] == stage]
+    assert len(steps) == 2
+    for step in steps:
+        assert math.isfinite(step[metric]) and step["optimizer/skipped"] == 0
+        assert step["optimizer/grad_norm"] > 0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [e["stage"] for e in summary["evaluations"]][-1] == "after"
+
+
 # The page
 
 
@@ -325,6 +441,15 @@ def test_the_page_lists_every_preset_with_its_types():
     rows = [line for line in text.splitlines() if line.startswith("| [`")]
     listed = []
     for row in rows:
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if len(cells) == 4:
+            name = re.fullmatch(r"\[`(\w+)`\]\(\.\./configs/presets/\1\.toml\)", cells[0])[1]
+            links = re.findall(r"\((https://[^)]+)\)", cells[1])
+            header = (PRESETS / f"{name}.toml").read_text()
+            assert links and all(link in header for link in links), name
+            assert name in PIPELINES and cells[3]
+            listed.append(name)
+            continue
         name, paper, advantage, objective, weights, penalty, differs = (
             cell.strip() for cell in row.strip("|").split("|")
         )
@@ -345,4 +470,4 @@ def test_the_page_lists_every_preset_with_its_types():
         header = (PRESETS / f"{name}.toml").read_text()
         assert links and all(link in header for link in links), name
         assert differs
-    assert sorted(listed) == NAMES
+    assert sorted(listed) == EVERY

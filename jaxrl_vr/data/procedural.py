@@ -18,7 +18,7 @@ from jaxrl_vr.data.source_base import HELDOUT, ProceduralBase
 from jaxrl_vr.types import Example
 
 Operation = Literal["+", "-", "*"]
-LAST_NUMBER = {"type": "math", "extract": "last_number"}
+LAST_NUMBER = {"type": "math_answer", "extract": "last_number"}
 
 
 class ArithmeticSource(ProceduralBase):

@@ -39,7 +39,9 @@ class Fields(Config):
     reference: str | None = None
     """Field with what the verifier compares with."""
     completion: str | None = None
-    """Field with a demonstration, for supervised training."""
+    """Field with a demonstration, for supervised training: text, or a chat that ends with it."""
+    rejected: str | None = None
+    """Field with a worse completion than `completion`, for a dpo stage; in the same forms."""
     id: str | None = None
     """Field with an identifier, unique within the source; unset counts the records."""
     difficulty: str | None = None
@@ -60,6 +62,11 @@ class Fields(Config):
         if self.text is not None and self.completion is not None:
             raise ValueError(
                 "fields.completion: fields.text is the completion already: set one of the two"
+            )
+        if self.rejected is not None and self.rejected == self.completion:
+            raise ValueError(
+                f"fields.rejected and fields.completion are both {self.completion!r}: name the "
+                "field with the worse answer as fields.rejected"
             )
         return self
 
@@ -178,7 +185,10 @@ def example(record: Record, number: int, fields: Fields) -> Example:
     else:
         prompt = _text(values, str(fields.prompt), where)
     if fields.completion is not None:
-        completion = _text(values, fields.completion, where)
+        completion = _answer(values, fields.completion, where)
+    rejected = None
+    if fields.rejected is not None:
+        rejected = _answer(values, fields.rejected, where)
     reference, id_, difficulty = "", str(number), None
     if fields.reference is not None:
         reference = _as_text(values, fields.reference, where)
@@ -186,7 +196,28 @@ def example(record: Record, number: int, fields: Fields) -> Example:
         id_ = _as_text(values, fields.id, where)
     if fields.difficulty is not None:
         difficulty = _number(_value(values, fields.difficulty, where), where, fields.difficulty)
-    return Example(id_, prompt, reference, difficulty=difficulty, completion=completion)
+    return Example(
+        id_,
+        prompt,
+        reference,
+        difficulty=difficulty,
+        completion=completion,
+        rejected=rejected,
+    )
+
+
+def _answer(values: Mapping[str, Any], field: str, where: str) -> str:
+    """A completion: text, or the last turn of a chat."""
+    value = _value(values, field, where)
+    if not isinstance(value, list):
+        return _text(values, field, where)
+    _, answer = _chat(value, where, field, needs_question=False)
+    if answer is None:
+        raise ValueError(
+            f"{where}: field {field!r} is a chat that does not end with the assistant: end it with "
+            "the answer, or name another field"
+        )
+    return answer
 
 
 def _value(values: Mapping[str, Any], field: str, where: str) -> Any:
@@ -251,7 +282,9 @@ def _scalar_text(value: Any) -> str | None:
     return str(value) if is_moment else None
 
 
-def _chat(value: Any, where: str, field: str) -> tuple[tuple[Message, ...], str | None]:
+def _chat(
+    value: Any, where: str, field: str, *, needs_question: bool = True
+) -> tuple[tuple[Message, ...], str | None]:
     shape = "a list of {role, content} with texts"
     if not isinstance(value, list) or not value:
         raise ValueError(f"{where}: field {field!r} is not {shape}: got {str(value)[:60]!r}")
@@ -265,7 +298,7 @@ def _chat(value: Any, where: str, field: str) -> tuple[tuple[Message, ...], str 
         turns.append(Message(*(_unicode(text, where, field) for text in (role, content))))
     if turns[-1].role != "assistant":
         return tuple(turns), None
-    if len(turns) == 1:
+    if len(turns) == 1 and needs_question:
         raise ValueError(f"{where}: field {field!r} has an answer and no question: add a user turn")
     return tuple(turns[:-1]), turns[-1].content
 

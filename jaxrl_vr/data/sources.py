@@ -28,7 +28,8 @@ class JsonlSource(SourceBase):
     """Which source this is."""
     path: LocalPath
     """The file; a relative path starts at the working directory. In a run, "stage:NAME/FILE" is
-    what an earlier stage wrote: an evaluation's output.jsonl (all answers) and right.jsonl."""
+    what an earlier stage wrote: an evaluation's output.jsonl (all answers), right.jsonl (the
+    distinct right ones of each problem) and pairs.jsonl (a right and a wrong one of a problem)."""
     fields: Fields = Fields()
     """Which field of a record holds what."""
 

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 
 from jaxrl_vr.arrays import check, constant_of
 
-# Logits of one chunk: 2**24 float32 values are 64 MiB, small beside a model, and still hundreds
-# of tokens at a vocabulary of 50,000, enough to keep a matrix unit busy.
+# Logits of one chunk: 2**24 float32 values are 64 MiB, small beside a model. Fewer than 512 tokens
+# leave a matrix unit short of work and read the head too often: at a vocabulary of 152k, 110 take
+# 2.4 times the cycles of 512 on a v5e, by its compiler, and no less memory (benchmarks/losses.py).
 _CHUNK_ELEMENTS = 2**24
+_CHUNK_TOKENS = 512
 
 
 def scaled_logits(hidden: jax.Array, head: jax.Array, temperature: jax.Array) -> jax.Array:
@@ -90,7 +92,8 @@ def token_logprobs(
       temperature: [N] float32, above 0; carries no gradient.
       mask: [N] bool, true where a log-prob is wanted; elsewhere both results are 0, without
         gradient. None: everywhere.
-      chunk: tokens of a shard at a time; None: as many as keep a chunk's logits near 64 MiB.
+      chunk: tokens of a shard at a time; None: as many as keep a chunk's logits near 64 MiB,
+        512 at least.
       shards: equal contiguous parts of the N tokens, each moved, cut and summed by itself. Set it
         to the number of devices that the tokens are split over: each then works on its own part,
         and the head's gradient crosses the network once.
@@ -116,7 +119,7 @@ def token_logprobs(
         )
     part = num_tokens // shards
     if chunk is None:
-        chunk = max(1, _CHUNK_ELEMENTS // sizes["V"])
+        chunk = max(_CHUNK_TOKENS, _CHUNK_ELEMENTS // sizes["V"])
     chunk = max(1, min(chunk, part))
     is_wanted = jnp.ones(num_tokens, bool) if mask is None else jnp.asarray(mask)
     arrays = (hidden, token, temperature, is_wanted)

@@ -115,7 +115,15 @@ class Console:
             self._print(Text(self._line(), style="dim"))
         self._begin(name, total_steps, done)
         if self.mode == "plain":
-            self._print(Text(f"{name}: {total_steps} steps" + (f", {done} done" if done else "")))
+            steps = f"{total_steps} step" + "s" * (total_steps != 1)
+            is_to_compile = total_steps > max(done, 1)
+            self._print(
+                Text(
+                    f"{name}: {steps}"
+                    + (f", {done} done" if done else "")
+                    + ("; the first one takes longer, for it compiles" if is_to_compile else "")
+                )
+            )
         if self.mode == "live" and self._live is None:
             # A frame is made anew at each refresh, so that the clock runs while JAX compiles.
             self._live = Live(

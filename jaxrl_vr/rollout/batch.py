@@ -19,7 +19,8 @@ from jaxrl_vr.arrays import pytree_dataclass
 class Batch:
     """One optimizer step's tokens, packed. What belongs to a token stands at that token.
 
-    Each micro-batch loss is sum(weight * loss): the normaliser is folded into `weight`.
+    Each micro-batch loss is sum(weight * loss) + sum(imitation * -logp): the normalisers are folded
+    into `weight` and `imitation`.
     """
 
     tokens: jax.Array  # [M, b, T] int32
@@ -33,6 +34,8 @@ class Batch:
     ref_logp: jax.Array | None  # [M, b, T] float32, under the reference; None: no reference
     old_value: jax.Array | None  # [M, b, T] float32, the critic's before the step; None: no critic
     returns: jax.Array | None  # [M, b, T] float32, what values are trained towards; None: no critic
+    imitation: jax.Array | None  # [M, b, T] float32, weight of -logp beside the loss; None: none
+    selected: jax.Array | None  # [M, b, T] bool, tokens that the objective treats apart; None: none
     temperature: jax.Array  # [M, b, T] float32
     version: jax.Array  # [M, b, T] int32, version of the weights that sampled the token
 
@@ -46,9 +49,14 @@ class Trajectory:
     logp: np.ndarray | None = None  # [n] float32, as the sampler reported it; None: not sampled
     old_logp: np.ndarray | None = None  # [n] float32, under the old policy; None: the sampler's
     ref_logp: np.ndarray | None = None  # [n] float32, under the reference
+    teacher_logp: np.ndarray | None = None  # [n] float32, under the teacher
     old_value: np.ndarray | None = None  # [n] float32, the critic's
     returns: np.ndarray | None = None  # [n] float32, what values are trained towards
     version: np.ndarray | None = None  # [n] int
+    entropy: np.ndarray | None = None  # [n] float32, of the choice of each token
+    counts: np.ndarray | None = None  # [n] bool, tokens whose loss is not left out; None: all
+    selected: np.ndarray | None = None  # [n] bool, tokens that the objective treats apart
+    imitation: np.ndarray | None = None  # [n] float32, weight of -logp beside the loss
     adv: float | np.ndarray = 0.0  # of every token, or [n] of each
     temperature: float = 1.0
     group: int = 0  # which group of the step
@@ -130,7 +138,7 @@ def build(
     if not trajectories:
         raise ValueError("build: no trajectories; an optimizer step needs at least one")
     for i, t in enumerate(trajectories):
-        if t.mask[0]:
+        if t.mask[0] or (t.imitation is not None and t.imitation[0]):
             raise ValueError(f"trajectory {i}: its first token trains, but has no log-prob")
     num_micro, places = _places([len(t.token_ids) for t in trajectories], shape, together)
 
@@ -140,14 +148,14 @@ def build(
             rows[place] = values
         return rows.reshape(num_micro, shape.rows, shape.row_length)  # M b, T -> M, b, T
 
-    def optional(name: str) -> Any:
+    def optional(name: str, dtype: Any = np.float32) -> Any:
         found = [getattr(t, name) for t in trajectories]
         missing = [i for i, values in enumerate(found) if values is None]
         if len(missing) == len(found):
             return None
         if missing:
             raise ValueError(f"trajectory {missing[0]}: has no {name}, but others have")
-        return packed(found, np.float32)
+        return packed(found, dtype)
 
     def each(name: str) -> list[Any]:
         found = [getattr(t, name) for t in trajectories]
@@ -156,13 +164,14 @@ def build(
     sampler_logp = packed(each("logp"), np.float32)
     old_logp = optional("old_logp")
     masks = [t.mask for t in trajectories]
+    counts = [t.mask if t.counts is None else t.mask & t.counts for t in trajectories]
     return Batch(
         tokens=packed(each("token_ids"), np.int32),
         positions=packed([np.arange(len(m)) for m in masks], np.int32),
         segment_ids=packed(_segments(places), np.int32),
         mask=packed(masks, bool),
         weight=packed(
-            [np.where(m, w, 0.0) for m, w in zip(masks, weight, strict=True)], np.float32
+            [np.where(c, w, 0.0) for c, w in zip(counts, weight, strict=True)], np.float32
         ),
         adv=packed(each("adv"), np.float32),
         old_logp=sampler_logp if old_logp is None else old_logp,
@@ -170,6 +179,8 @@ def build(
         ref_logp=optional("ref_logp"),
         old_value=optional("old_value"),
         returns=optional("returns"),
+        imitation=optional("imitation"),
+        selected=optional("selected", bool),
         temperature=packed(each("temperature"), np.float32, 1),
         version=packed(each("version"), np.int32),
     )

@@ -41,6 +41,19 @@ class Samples:
     step_mask: np.ndarray  # [P, G, S] bool, which of them exist
     token_reward: np.ndarray | None = None  # [P, G, T] float32, with its KL; None: at the end alone
     value: np.ndarray | None = None  # [P, G, T] float32, the critic's, of each token's state
+    logp: np.ndarray | None = None  # [P, G, T] float32, of each token, where a teacher has its own
+    teacher_logp: np.ndarray | None = None  # [P, G, T] float32, the teacher's
+    baseline: np.ndarray | None = None  # [P] float32, reward that others got for the prompt
+
+    def against(self, baseline: np.ndarray) -> Samples:
+        """With what rewards are compared with, [P]; where that is NaN nothing trains."""
+        known = np.isfinite(baseline)
+        return dataclasses.replace(
+            self,
+            baseline=np.where(known, baseline, 0.0).astype(np.float32),
+            valid=self.valid & known[:, None],
+            trains=self.trains & known[:, None],
+        )
 
     def select(self, prompts: np.ndarray) -> Samples:
         """Those of some prompts, given by index or mask."""

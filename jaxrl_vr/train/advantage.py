@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from pydantic import Field, PositiveInt
 
-from jaxrl_vr.config import Config
-from jaxrl_vr.losses import advantages, policy, returns
+from jaxrl_vr.config import Config, LocalPath
+from jaxrl_vr.losses import advantages, distill, policy, returns
 from jaxrl_vr.losses.kl import kl_in_reward
 from jaxrl_vr.rollout.groups import Samples
 
@@ -26,6 +26,7 @@ class AdvantageConfig(Config):
     has_group_baseline: ClassVar[bool] = True  # compares the samples of a prompt, so needs two
     is_per_token: ClassVar[bool] = False  # may differ within a rollout
     reads_reward: ClassVar[bool] = True  # and with it shaping and a KL in the reward
+    baseline_of: ClassVar[Literal["greedy", "start"] | None] = None  # sampled beside the group
     loss: ClassVar[Any]  # the function of `losses.advantages`
 
     def __call__(self, samples: Samples) -> np.ndarray:
@@ -92,6 +93,38 @@ class Opo(AdvantageConfig):
         """[P, G] float32 advantages."""
         arrays = (samples.total(), samples.length, samples.valid)
         return np.asarray(compiled(advantages.opo)(*arrays))
+
+
+class Remax(AdvantageConfig):
+    """ReMax: reward less that of the prompt's greedy answer, which is sampled too."""
+
+    has_group_baseline: ClassVar[bool] = False
+    baseline_of: ClassVar[Literal["greedy", "start"] | None] = "greedy"
+    type: Literal["remax"] = "remax"
+    """Which advantage this is."""
+
+    def __call__(self, samples: Samples) -> np.ndarray:
+        """[P, G] float32 advantages."""
+        return _less_baseline(advantages.remax, samples)
+
+
+class FixedBaseline(AdvantageConfig):
+    """Reward less the mean reward of the stage's starting weights, which answer each prompt too."""
+
+    has_group_baseline: ClassVar[bool] = False
+    baseline_of: ClassVar[Literal["greedy", "start"] | None] = "start"
+    type: Literal["fixed_baseline"] = "fixed_baseline"
+    """Which advantage this is."""
+    samples: PositiveInt = 4
+    """Answers of the starting weights to each prompt; more make a steadier baseline."""
+
+    def __call__(self, samples: Samples) -> np.ndarray:
+        """[P, G] float32 advantages."""
+        return _less_baseline(advantages.fixed_baseline, samples)
+
+
+def _less_baseline(function: Any, samples: Samples) -> np.ndarray:
+    return np.asarray(compiled(function)(samples.total(), samples.baseline, samples.valid))
 
 
 class PassAtK(AdvantageConfig):
@@ -268,6 +301,28 @@ def _scaled(reward: jax.Array, mask: jax.Array) -> jax.Array:
     return returns.whiten(reward, mask, shift_mean=False)
 
 
+class OnPolicyDistillation(AdvantageConfig):
+    """The teacher's log-prob of each token less the student's: the student's own answers, judged
+    token by token. Rewards are only looked at."""
+
+    has_group_baseline: ClassVar[bool] = False
+    is_per_token: ClassVar[bool] = True
+    reads_reward: ClassVar[bool] = False
+    type: Literal["on_policy_distillation"] = "on_policy_distillation"
+    """Which advantage this is."""
+    teacher: LocalPath = Field(min_length=1)
+    """Whose log-probs: `base`, an earlier stage's name, or a Hugging Face folder or id with a model
+    of the same tokenizer, of any size."""
+
+    def __call__(self, samples: Samples) -> np.ndarray:
+        """[P, G, T] float32 advantages."""
+        assert samples.logp is not None and samples.teacher_logp is not None, "both were scored"
+        mask = _trained(samples)
+        rows = [a.reshape(mask.shape) for a in (samples.logp, samples.teacher_logp)]
+        adv, _ = compiled(distill.on_policy_advantage)(*rows, mask)
+        return np.asarray(adv).reshape(samples.mask.shape)
+
+
 class Reward(AdvantageConfig):
     """The reward itself, without a baseline: plain REINFORCE, and the weights of `rft`."""
 
@@ -316,6 +371,8 @@ Advantage = Annotated[
     | BatchNorm
     | MaxRl
     | Opo
+    | Remax
+    | FixedBaseline
     | PassAtK
     | ReinforcePlusPlus
     | ReinforcePlusPlusBaseline
@@ -323,6 +380,7 @@ Advantage = Annotated[
     | ProcessGroupNorm
     | PreferencePairs
     | Gae
+    | OnPolicyDistillation
     | Reward,
     Field(discriminator="type"),
 ]

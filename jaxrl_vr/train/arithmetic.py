@@ -6,7 +6,7 @@ import math
 
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.rl_stage import RlStage
-from jaxrl_vr.train.stages import SftStage
+from jaxrl_vr.train.stages import DpoStage, SftStage
 
 
 def arithmetic(config: RunConfig) -> str:
@@ -18,7 +18,9 @@ def _stage(config: RunConfig, stage: object) -> str:
     if isinstance(stage, RlStage):
         return _rl(config, stage)
     if isinstance(stage, SftStage):
-        return _sft(config, stage)
+        return _supervised(config, stage, "demonstrations", 1)
+    if isinstance(stage, DpoStage):
+        return _supervised(config, stage, "pairs", 2)
     return ""
 
 
@@ -36,6 +38,8 @@ def _rl(config: RunConfig, stage: RlStage) -> str:
         f"  optimizer steps        {_updates(stage)} per rollout batch, "
         f"{stage.total_updates} in all",
     ]
+    if stage.lm_mix is not None:
+        lines.append(f"  texts mixed in         {stage.lm_mix.batch} per optimizer step")
     together = stage.sequences_together
     row = stage.micro.row_length or (together * (prompt + new) if prompt else None)
     if row is None or prompt is None:
@@ -58,14 +62,16 @@ def _updates(stage: RlStage) -> str:
     return ", ".join(f"{stage.epochs * u.updates} from step {u.step}" for u in stage.updates)
 
 
-def _sft(config: RunConfig, stage: SftStage) -> str:
+def _supervised(config: RunConfig, stage: SftStage | DpoStage, what: str, together: int) -> str:
+    """Of a stage that samples nothing; so many sequences are an item and lie in one row."""
     longest = stage.max_tokens or config.model.max_length
     lines = [
-        f"stage {stage.name} (sft), {stage.steps} steps",
-        f"  demonstrations         {stage.batch} per step, {stage.batch * stage.steps} in all",
+        f"stage {stage.name} ({stage.type}), {stage.steps} steps",
+        f"  {what:<22} {stage.batch} per step, {stage.batch * stage.steps} in all",
         f"  optimizer steps        1 per step, {stage.steps} in all",
     ]
     if longest is not None:
+        longest *= together
         row = stage.micro.row_length or longest
         lines.append(f"  tokens per step        at most {stage.batch} x {longest}")
         lines.append(f"  micro-batch            {stage.micro.rows} rows x {row} tokens")

@@ -25,6 +25,7 @@ class Carried:
     entropy_bonus: float  # coefficient of the bonus, as its controller has it
     active_bonus: float  # and as it acts
     shaping: tuple[State, ...]  # of each shaping
+    texts: dict[str, Any] | None = None  # data cursor of lm_mix; None: before its first text
 
     @classmethod
     def of(cls, stage: RlStage, cursor: dict[str, Any]) -> Carried:

@@ -8,7 +8,7 @@ import jax
 
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.rl_stage import RlStage
-from jaxrl_vr.train.stages import SftStage, TrainStage
+from jaxrl_vr.train.stages import DpoStage, SftStage, TrainStage
 from jaxrl_vr.verifiers.pool import Pool
 
 
@@ -38,6 +38,10 @@ def check_sizes(config: RunConfig, context: int, mesh: jax.sharding.Mesh) -> Non
             if stage.sequences_together > 1:
                 sum_of = f"{stage.sequences_together} x ({sum_of}), for a pair lies in one row"
             _check_row_length(stage, stage.sequences_together * (prompt + new), sum_of)
+        if isinstance(stage, DpoStage):
+            longest = stage.longest(context)
+            sum_of = f"2 x (max_tokens = {longest}), for a pair lies in one row"
+            _check_row_length(stage, 2 * longest, sum_of)
         if isinstance(stage, SftStage):
             longest = stage.longest(context)
             _check_row_length(stage, longest, f"max_tokens = {longest}")
@@ -81,6 +85,11 @@ def oddities(config: RunConfig) -> list[str]:
             found.append(
                 f"{where}.objective.{chosen[0]}: with one update per rollout batch the ratio is "
                 "1 and nothing is clipped; raise updates, or leave the clip range alone"
+            )
+        if stage.total_updates == stage.steps and any(c.type == "opsm" for c in stage.offpolicy):
+            found.append(
+                f"{where}.offpolicy: with one update per rollout batch the policy is the one that "
+                "sampled, and 'opsm' leaves nothing out; raise updates, or leave it out"
             )
         cut = stage.sampling.cuts
         if cut:

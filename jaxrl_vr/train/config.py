@@ -23,6 +23,7 @@ from jaxrl_vr.sampler.engine import EngineConfig
 from jaxrl_vr.sharding import MeshConfig
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import (
+    DpoStage,
     EvalStage,
     ExportStage,
     SftStage,
@@ -31,7 +32,7 @@ from jaxrl_vr.train.stages import (
     TrainStage,
     tasks_of,
 )
-from jaxrl_vr.verifiers.pool import PoolConfig
+from jaxrl_vr.verifiers.pool_config import PoolConfig
 from jaxrl_vr.verifiers.spec import build, needs_reference
 
 
@@ -113,7 +114,9 @@ Model = Annotated[RandomModel | PretrainedModel, Field(discriminator="type")]
 Tokenizer = Annotated[CharTokenizerConfig | HFTokenizerConfig, Field(discriminator="type")]
 
 
-Stage = Annotated[SftStage | RlStage | EvalStage | ExportStage, Field(discriminator="type")]
+Stage = Annotated[
+    SftStage | DpoStage | RlStage | EvalStage | ExportStage, Field(discriminator="type")
+]
 
 
 class RunConfig(Config):
@@ -175,28 +178,35 @@ class RunConfig(Config):
         where = f"stages.{stage.name}"
         if stage.name in ("previous", "base"):
             raise ValueError(f"{where}.name: {stage.name!r} has a meaning in init; choose another")
-        later = [s.name for s in self.stages if s.name not in earlier]
-        if stage.init in later:
-            raise ValueError(
-                f"{where}.init = {stage.init!r} is not an earlier stage; "
-                f"earlier are {earlier or 'none'}"
-            )
-        idle = [s.name for s in self.stages if not isinstance(s, TrainStage)]
-        if stage.init in idle:
-            raise ValueError(
-                f"{where}.init = {stage.init!r} is a stage that does not train, so it has no "
-                "weights of its own; name one that does"
-            )
+        self._check_weights(f"{where}.init", stage.init, earlier)
+        if isinstance(stage, RlStage) and stage.teacher is not None:
+            self._check_weights(f"{where}.advantage.teacher", stage.teacher, earlier)
         if isinstance(stage, TrainStage):
             _known(f"{where}.data", stage.data, [s.name for s in self.data], "data")
             self._check_made(f"{where}.data", stage.data, earlier)
         if isinstance(stage, RlStage):
             self._check_scored(f"{where}.data", stage.data)
+            if stage.lm_mix is not None:
+                at = f"{where}.lm_mix.data"
+                _known(at, stage.lm_mix.data, [s.name for s in self.data], "data")
+                self._check_made(at, stage.lm_mix.data, earlier)
         tasks = tasks_of(stage)
         at = f"{where}.eval.tasks" if isinstance(stage, TrainStage) else f"{where}.tasks"
         self.check_tasks(at, tasks)
         for name in tasks:
             self._check_made(f"{at}: {name!r}", self.task(name).data, earlier)
+
+    def _check_weights(self, where: str, name: str, earlier: Sequence[str]) -> None:
+        """Refuses names of stages that have no weights yet, or never."""
+        if name in [s.name for s in self.stages if s.name not in earlier]:
+            raise ValueError(
+                f"{where} = {name!r} is not an earlier stage; earlier are {earlier or 'none'}"
+            )
+        if name in [s.name for s in self.stages if not isinstance(s, TrainStage)]:
+            raise ValueError(
+                f"{where} = {name!r} is a stage that does not train, so it has no weights of its "
+                "own; name one that does"
+            )
 
     def _check_made(self, where: str, names: Sequence[str], earlier: Sequence[str]) -> None:
         """Refuses sources that read what no stage in `earlier` writes."""
@@ -214,8 +224,8 @@ class RunConfig(Config):
             if not file.startswith(_OUTPUTS.get(stage.type, ())):
                 raise ValueError(
                     f"{where}: source {source.name!r} has path = {source.path!r}, which stage "
-                    f"{made_by!r} of type {stage.type!r} does not write; name output.jsonl or "
-                    "right.jsonl of an evaluation"
+                    f"{made_by!r} of type {stage.type!r} does not write; name output.jsonl, "
+                    "right.jsonl or pairs.jsonl of an evaluation"
                 )
 
     def _check_scored(self, where: str, names: Sequence[str]) -> None:
@@ -223,7 +233,7 @@ class RunConfig(Config):
             if source.verifier is None and not isinstance(source, ProceduralSource):
                 raise ValueError(
                     f"{where}: source {source.name!r} has no verifier, so its answers cannot be "
-                    "scored; give it one, such as verifier = { type = 'math' }"
+                    "scored; give it one, such as verifier = { type = 'math_answer' }"
                 )
             if isinstance(source, FileSource) and source.fields.reference is None:
                 if source.verifier is not None and needs_reference(source.verifier):
@@ -256,7 +266,7 @@ class RunConfig(Config):
 
 STAGE_PREFIX = "stage:"
 # Type of a stage -> what the paths of its data begin with, in its folder.
-_OUTPUTS = {"eval": ("output.jsonl", "right.jsonl"), "rl": ("rollouts/",)}
+_OUTPUTS = {"eval": ("output.jsonl", "right.jsonl", "pairs.jsonl"), "rl": ("rollouts/",)}
 
 
 def stage_of(source: Any) -> str | None:

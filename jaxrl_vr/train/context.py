@@ -39,6 +39,8 @@ class Context:
     pool: Pool
     interrupt: Interrupt
     load_init: Callable[[StageBase], Any]  # the parameters a stage starts from
+    load_teacher: Callable[[str], Any]  # the parameters of a teacher
+    teacher_model: Callable[[str], Transformer]  # and the model that they are for
     model_folder: Path | None  # of a pretrained model
     _engine: SlotEngine | None = None
 

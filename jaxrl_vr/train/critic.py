@@ -94,4 +94,4 @@ def critic_learner(config: CriticConfig, model: Transformer, mesh: jax.sharding.
     """Its update and scoring pass; the scores are values."""
     critic = Critic(model)
     transform: optax.GradientTransformation = config.optimizer.transform(critic.declare())
-    return Learner(critic.loss, critic.values, transform, mesh)
+    return Learner(critic.loss, lambda p, b: {"value": critic.values(p, b)}, transform, mesh)

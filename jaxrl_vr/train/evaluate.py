@@ -69,6 +69,7 @@ def evaluate(ctx: Context, task: Task, params: Any, stage: str, step: int | None
         )
         tokens = sum(len(r.token_ids) for g in groups for r in g.rollouts)
         ctx.phases.tokens("eval", tokens)
+    ctx.pool.metrics()  # of a training step are only its own
     evaluation = summarise(groups, task.name, stage, step, ctx)
     name = f"eval/{task.name}"
     ctx.writer.write(
@@ -143,16 +144,21 @@ def summarise(
 
 
 def write_answers(ctx: Context, folder: Path, groups: Sequence[Group]) -> None:
-    """Writes `output.jsonl` (every answer) and `right.jsonl` (the right ones).
+    """Writes every answer, the right ones, and pairs.
 
-    Their records are what the jsonl source reads: a later stage can train on them.
+    `output.jsonl` has every answer, `right.jsonl` the distinct right ones of each problem, and
+    `pairs.jsonl`, for each problem with both, the first right and the first wrong answer. Their
+    records are what the jsonl source reads: a later stage can train on them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (
         (folder / "output.jsonl").open("w", encoding="utf-8") as every,
         (folder / "right.jsonl").open("w", encoding="utf-8") as right,
+        (folder / "pairs.jsonl").open("w", encoding="utf-8") as pairs,
     ):
         for group in groups:
+            first: dict[str, dict[str, Any]] = {}  # by verdict
+            seen: set[str] = set()
             for g, rollout in enumerate(group.rollouts):
                 score = score_of(rollout)
                 record = {
@@ -167,8 +173,19 @@ def write_answers(ctx: Context, folder: Path, groups: Sequence[Group]) -> None:
                 }
                 line = json.dumps(record, ensure_ascii=False) + "\n"
                 every.write(line)
-                if score.verdict == "right":
+                if score.verdict == "right" and record["completion"] not in seen:
+                    seen.add(record["completion"])
                     right.write(line)
+                # An empty text is no answer that could be learned from.
+                if record["completion"].strip():
+                    first.setdefault(score.verdict, record)
+            if {"right", "wrong"} <= first.keys():
+                pair = {
+                    **{key: first["right"][key] for key in ("id", "prompt", "completion")},
+                    "rejected": first["wrong"]["completion"],
+                    "reference": first["right"]["reference"],
+                }
+                pairs.write(json.dumps(pair, ensure_ascii=False) + "\n")
 
 
 def _mean(values: Sequence[float]) -> float:

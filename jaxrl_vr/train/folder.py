@@ -23,7 +23,8 @@ from jaxrl_vr.train.evaluate import Evaluation
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import TrainStage, tasks_of
 
-MAY_CHANGE = ("run_dir", "logging", "checkpoint", "mesh", "engine", "verifiers.workers")
+_SERVICE = ("verifiers.workers", "verifiers.share", "verifiers.queue", "verifiers.max_unscorable")
+MAY_CHANGE = ("run_dir", "logging", "checkpoint", "mesh", "engine", *_SERVICE)
 """Keys a resumed run may change at any time. A different mesh gives the same numbers to rounding;
 the number of verifier workers changes no score, as their limits would. What else may change depends
 on how far the run is: see `settled`."""
@@ -44,7 +45,7 @@ def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[st
     """
     stages = config.stages[:num_begun]
     tasks = {name for stage in stages if stage.name in done for name in tasks_of(stage)}
-    data = {name for stage in stages if isinstance(stage, TrainStage) for name in stage.data}
+    data = {name for stage in stages if isinstance(stage, TrainStage) for name in stage.sources}
     data |= {name for task in tasks for name in config.task(task).data}
     open_keys = {"eval", "steps"}
     return config.model_dump() | {
@@ -223,7 +224,8 @@ _README = """# A run of jaxrl_vr
 - `summary.json`: every evaluation, seconds of each phase, hash of the final parameters
 - `metrics.jsonl`: one line a step; `tensorboard/`: the same for TensorBoard
 - `stages/NAME/rollouts/`: what was sampled at each step, its score and why
-- `stages/NAME/output.jsonl`, `right.jsonl`: answers of an evaluation, usable as data
+- `stages/NAME/output.jsonl`, `right.jsonl`, `pairs.jsonl`: answers of an evaluation, usable
+  as data: all, the distinct right ones, and a right and a wrong one of each problem with both
 - `stages/NAME/final/`: parameters at the end of a stage; `jaxrl-vr export` makes a Hugging Face
   folder of them
 - `stages/NAME/checkpoints/`: what a resumed run starts from

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -19,6 +19,7 @@ from jaxrl_vr.train.interrupt import Interrupted
 from jaxrl_vr.train.stages import TrainStage
 from jaxrl_vr.train.state import TrainState, create
 from jaxrl_vr.types import Mean, Metrics
+from jaxrl_vr.verifiers.tally import TooManyUnscorable
 
 Cursor = dict[str, Any]
 T = TypeVar("T")
@@ -27,7 +28,8 @@ T = TypeVar("T")
 class Advance(Protocol):
     """One step of a stage.
 
-    It may raise `Interrupted`, but only before it has touched the state, which it donates.
+    It may raise `Interrupted` and `TooManyUnscorable`, but only before it has touched the state,
+    which it donates.
     """
 
     def __call__(
@@ -43,7 +45,7 @@ class _Progress:
     step: int
     cursor: Cursor
     evaluations: list[Evaluation]
-    reference: str | None  # hash of the starting weights, where they are kept as reference
+    frozen: dict[str, str]  # name -> hash of the parameters that never change
 
 
 def take(mixture: Mixture[T], n: int, cursor: Cursor) -> tuple[list[T], Cursor, Metrics]:
@@ -62,7 +64,7 @@ def run_stage(
     start: Cursor,
     advance: Advance,
     *,
-    has_reference: bool = False,
+    frozen: Mapping[str, Callable[[Any], Any]] | None = None,
     make_critic: Callable[[Any], TrainState] | None = None,
 ) -> tuple[Any, list[Evaluation]]:
     """Trains a stage to its end, from its checkpoint if it has one.
@@ -72,20 +74,21 @@ def run_stage(
       stage: its config.
       start: the data cursor before the first step.
       advance: one step.
-      has_reference: keep a frozen copy of the starting weights in the state.
+      frozen: name -> from the starting weights to parameters that the state keeps and that never
+        change; they are not saved, because they can be made again.
       make_critic: from the starting weights to a critic's state; None: no critic.
 
     Returns:
       The final parameters, and the evaluations along the way.
 
     Raises:
-      Interrupted: after everything was saved.
+      Interrupted, TooManyUnscorable: after everything was saved.
     """
     transform = stage.optimizer.transform(ctx.model.declare())
     folder = ctx.stage_folder(stage.name) / "checkpoints"
     settings = ctx.config.checkpoint
     with Checkpoints(folder, keep=settings.keep, asynchronous=settings.asynchronous) as saved:
-        at = _restore(ctx, stage, saved, transform, has_reference, make_critic, start)
+        at = _restore(ctx, stage, saved, transform, frozen or {}, make_critic, start)
         ctx.console.stage(stage.name, stage.steps, at.step)
         restored = at.step
         while True:
@@ -100,7 +103,7 @@ def run_stage(
                 began = time.perf_counter()
                 metrics = Accumulator()
                 state, cursor = advance(at.state, at.step, at.cursor, metrics)
-            except Interrupted:
+            except (Interrupted, TooManyUnscorable):
                 _save(ctx, saved, at)
                 _settle(ctx, saved)
                 if saved.latest() == at.step:
@@ -121,6 +124,11 @@ def run_stage(
     return at.state.trainable, at.evaluations
 
 
+def starting_weights(init: Any) -> Any:
+    """A copy of them: those that train are donated at the first update."""
+    return jax.tree.map(jnp.copy, init)
+
+
 def _evaluate_due(ctx: Context, stage: TrainStage, at: _Progress) -> None:
     if stage.eval is None or at.step == 0 or at.step % stage.eval.every:
         return
@@ -132,12 +140,12 @@ def _evaluate_due(ctx: Context, stage: TrainStage, at: _Progress) -> None:
 
 
 def _save(ctx: Context, saved: Checkpoints, at: _Progress) -> None:
-    # The reference is the stage's starting weights, which `init` gives again.
+    # What is frozen can be made again.
     arrays = dataclasses.replace(at.state, frozen={})
     host = {
         "cursor": at.cursor,
         "evaluations": [dataclasses.asdict(e) for e in at.evaluations],
-        "reference": at.reference,
+        "frozen": at.frozen,
     }
     _settle(ctx, saved)
     try:
@@ -163,14 +171,13 @@ def _restore(
     stage: TrainStage,
     saved: Checkpoints,
     transform: Any,
-    has_reference: bool,
+    make_frozen: Mapping[str, Callable[[Any], Any]],
     make_critic: Callable[[Any], TrainState] | None,
     start: Cursor,
 ) -> _Progress:
     init = ctx.load_init(stage)
-    # The trained copy is donated at the first update, so the reference needs its own.
-    frozen = {"reference": jax.tree.map(jnp.copy, init)} if has_reference else {}
-    reference = parameter_hash(init) if has_reference else None
+    frozen = {name: make(init) for name, make in make_frozen.items()}
+    hashes = {name: parameter_hash(params) for name, params in frozen.items()}
     critic = None if make_critic is None else make_critic(init)
     state = dataclasses.replace(create(init, {}, transform), critic=critic)
     step = saved.latest()
@@ -182,14 +189,16 @@ def _restore(
     # What was written behind the checkpoint is done again.
     ctx.writer.truncate(stage.name, -1 if step is None else step)
     if step is None:
-        return _Progress(dataclasses.replace(state, frozen=frozen), 0, start, [], reference)
+        return _Progress(dataclasses.replace(state, frozen=frozen), 0, start, [], hashes)
     host = saved.host(step)
-    if host["reference"] != reference:
-        raise ValueError(
-            f"stages.{stage.name}: the weights it started from are its KL reference, and are no "
-            f"longer those of step {step} (hash {host['reference']}, now {reference}); put the "
-            f"weights that init = {stage.init!r} names back, or choose another run_dir"
-        )
+    for name, now in hashes.items():
+        if host["frozen"][name] != now:
+            where = f"init = {stage.init!r}" if name == "reference" else f"its {name}"
+            raise ValueError(
+                f"stages.{stage.name}: the weights of {where}, its {name}, are no longer those of "
+                f"step {step} (hash {host['frozen'][name]}, now {now}); put them back, or choose "
+                "another run_dir"
+            )
     target = jax.tree.map(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), state
     )
@@ -201,5 +210,5 @@ def _restore(
         step,
         host["cursor"],
         [Evaluation(**e) for e in host["evaluations"]],
-        reference,
+        hashes,
     )

@@ -9,11 +9,12 @@ from typing import Any, TypeVar
 
 from jaxrl_vr.data.demonstrations import Demonstration, load_demonstrations
 from jaxrl_vr.data.mixture import Mixture
+from jaxrl_vr.data.preferences import Pair, load_pairs
 from jaxrl_vr.data.prompts import Prompt, load_prompts
 from jaxrl_vr.data.tokenizer import Tokenizer
 from jaxrl_vr.train.config import STAGE_PREFIX, RunConfig, stage_of
 from jaxrl_vr.train.rl_stage import RlStage
-from jaxrl_vr.train.stages import SftStage, StageBase, Task, TrainStage, tasks_of
+from jaxrl_vr.train.stages import DpoStage, SftStage, StageBase, Task, TrainStage, tasks_of
 from jaxrl_vr.verifiers.spec import check_references
 
 A = TypeVar("A")
@@ -42,6 +43,31 @@ class Mixtures:
 
         return self._open(("stage", stage.name), stage.data, load)
 
+    def texts(self, stage: RlStage) -> Mixture[Demonstration]:
+        """What an RL stage mixes in beside its rollouts."""
+        mix = stage.lm_mix
+        assert mix is not None, "the stage mixes texts in"
+
+        def load(sources: Sequence[Any]) -> Mixture[Demonstration]:
+            return load_demonstrations(
+                sources,
+                self.tokenizer,
+                loss_on=mix.loss_on,
+                max_tokens=mix.longest(stage.row_length(self.context)),
+                seed=self.config.stage_seed(stage),
+            )
+
+        return self._open(("lm_mix", stage.name), mix.data, load)
+
+    def pairs(self, stage: DpoStage) -> Mixture[Pair]:
+        """What a preference stage trains on."""
+
+        def load(sources: Sequence[Any]) -> Mixture[Pair]:
+            longest, seed = stage.longest(self.context), self.config.stage_seed(stage)
+            return load_pairs(sources, self.tokenizer, max_tokens=longest, seed=seed)
+
+        return self._open(("stage", stage.name), stage.data, load)
+
     def prompts(self, stage: RlStage) -> Mixture[Prompt]:
         """What an RL stage answers."""
         longest, seed = stage.longest_prompt(self.context), self.config.stage_seed(stage)
@@ -60,8 +86,12 @@ class Mixtures:
         if isinstance(stage, TrainStage) and self._is_there(stage.data):
             if isinstance(stage, SftStage):
                 _try(self.demonstrations(stage))
+            elif isinstance(stage, DpoStage):
+                _try(self.pairs(stage))
             elif isinstance(stage, RlStage):
                 _try(self.prompts(stage))
+        if isinstance(stage, RlStage) and stage.lm_mix and self._is_there(stage.lm_mix.data):
+            _try(self.texts(stage))
         for task in map(self.config.task, tasks_of(stage)):
             if self._is_there(task.data):
                 _try(self.problems(task))

@@ -79,8 +79,8 @@ def check_init(
     name = _init(config, stage)
     if name in [s.name for s in config.stages]:
         if name in done:
-            _final(config, folder, name)
-    elif name != "base" and not _is_to_come(config, name, done):
+            final_folder(config, folder, name)
+    elif name != "base" and not is_to_come(config, name, done):
         _model_folder(config, built.model.arch, name)
 
 
@@ -89,11 +89,28 @@ def load_init(
 ) -> Any:
     """The parameters a stage starts from, in the learner's sharding."""
     name = _init(config, stage)
+    if is_own(config, name):
+        return load_own(config, folder, built, mesh, name)
+    return load_folder(_model_folder(config, built.model.arch, name), mesh)[1]
+
+
+def is_own(config: RunConfig, name: str) -> bool:
+    """Whether a name is `base` or that of a stage, and not a folder or hub id."""
+    return name == "base" or name in [s.name for s in config.stages]
+
+
+def load_own(
+    config: RunConfig,
+    folder: Path,
+    built: Built,
+    mesh: jax.sharding.Mesh,
+    name: str,
+    key: str = "init",
+) -> Any:
+    """The parameters of `base` or of a stage; `key` is what names them in the config."""
     if name == "base":
         return load_base(config, built.model, built.folder, mesh)
-    if name not in [s.name for s in config.stages]:
-        return load_folder(_model_folder(config, built.model.arch, name), mesh)[1]
-    final = _final(config, folder, name)
+    final = final_folder(config, folder, name, key)
     try:
         return load_arrays(final, params.abstract(built.model.declare(), TRAIN_RULES, mesh))
     except Damaged as error:
@@ -103,7 +120,7 @@ def load_init(
         ) from error
 
 
-def _is_to_come(config: RunConfig, name: str, done: Collection[str]) -> bool:
+def is_to_come(config: RunConfig, name: str, done: Collection[str]) -> bool:
     """Whether `name` is a folder that an export of this run has still to write."""
     exports = [s for s in config.stages if isinstance(s, ExportStage) and s.name not in done]
     return Path(name).absolute() in [export_folder(config, s).absolute() for s in exports]
@@ -123,8 +140,8 @@ def _init(config: RunConfig, stage: StageBase) -> str:
     return trained[-1] if trained else "base"
 
 
-def _final(config: RunConfig, folder: Path, name: str) -> Path:
-    """The parameters at the end of a stage."""
+def final_folder(config: RunConfig, folder: Path, name: str, key: str = "init") -> Path:
+    """The parameters at the end of a stage; `key` is what names it in the config."""
     final = folder / "stages" / name / "final"
     if final.is_dir():
         return final
@@ -132,17 +149,17 @@ def _final(config: RunConfig, folder: Path, name: str) -> Path:
     trained = [s.name for s in config.stages if isinstance(s, TrainStage)]
     if name not in trained:
         raise ValueError(
-            f"init = {name!r} is a stage that does not train, so it has no weights of its own; "
+            f"{key} = {name!r} is a stage that does not train, so it has no weights of its own; "
             f"name one that does: {trained or 'there is none'}, or base"
         )
     if done.exists():
         raise ValueError(
-            f"init: stage {name!r} is done, but its parameters {final} are not there; put them "
+            f"{key}: stage {name!r} is done, but its parameters {final} are not there; put them "
             f"back, or delete {done}: `jaxrl-vr train` then takes the stage up from its last "
             "checkpoint"
         )
     raise ValueError(
-        f"init: stage {name!r} has no parameters yet, {final} is not there; let `jaxrl-vr train` "
+        f"{key}: stage {name!r} has no parameters yet, {final} is not there; let `jaxrl-vr train` "
         "run it first"
     )
 

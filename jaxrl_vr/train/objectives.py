@@ -21,6 +21,7 @@ from jaxrl_vr.arrays import Mean, Metrics
 from jaxrl_vr.config import Config
 from jaxrl_vr.losses import policy
 from jaxrl_vr.rollout.batch import Batch
+from jaxrl_vr.train.advantage import compiled
 from jaxrl_vr.train.offpolicy import OffpolicyConfig
 from jaxrl_vr.train.penalty import EntropyBonus, Kl
 
@@ -38,12 +39,23 @@ class PolicyObjective(Config):
     needs_reference: ClassVar[bool] = False
     is_sequence: ClassVar[bool] = False  # one value for a whole rollout, at each of its tokens
     takes_token_advantages: ClassVar[bool] = True
+    selects: ClassVar[bool] = False  # treats some tokens of an optimizer step apart
     clip_fields: ClassVar[tuple[str, ...]] = ("clip_low", "clip_high")
 
     @property
     def numbers(self) -> dict[str, float]:
         """Its traced numbers; what is None is off and stays static."""
         return {k: v for k, v in self.model_dump(exclude={"type"}).items() if v is not None}
+
+    def select(self, cov: Any, mask: Any, noise: Any) -> jax.Array:
+        """Of [1, N] tokens of an optimizer step, those it treats apart.
+
+        Args:
+          cov: covariance of log-prob and advantage of each token.
+          mask: which train.
+          noise: uniform random numbers.
+        """
+        return jnp.zeros_like(mask)
 
     def compute(self, logp: jax.Array, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
         """[b, T] loss of each token, and metrics."""
@@ -215,6 +227,71 @@ class DecoupledPpo(PolicyObjective):
     """Largest weight from the sampler's policy to the recomputed one; None is no bound."""
 
 
+class ClipCov(PolicyObjective):
+    """Clip-Cov: PPO's clipped surrogate, where a few tokens of high covariance between log-prob and
+    advantage do not train."""
+
+    loss: ClassVar[Any] = staticmethod(policy.clip_cov)
+    arrays: ClassVar[tuple[str, ...]] = ("old_logp", "adv", "mask", "selected")
+    selects: ClassVar[bool] = True
+    type: Literal["clip_cov"] = "clip_cov"
+    """Which objective this is."""
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    """How far below 1 the ratio may fall."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """How far above 1 the ratio may rise."""
+    low: float = 1.0
+    """Smallest covariance of a token that may be selected."""
+    high: float = 5.0
+    """Largest covariance of a token that may be selected."""
+    fraction: float = Field(default=2e-4, gt=0, le=1)
+    """Share of an optimizer step's tokens that do not train, at least one."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ClipCov:
+        if self.low >= self.high:
+            raise ValueError(
+                f"low = {self.low} with high = {self.high}: no covariance lies between them, so "
+                "nothing would be selected; raise high, or lower low"
+            )
+        return self
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The traced numbers of the loss."""
+        return {"clip_low": self.clip_low, "clip_high": self.clip_high}
+
+    def select(self, cov: Any, mask: Any, noise: Any) -> jax.Array:
+        """Those that do not train."""
+        more = {"low": self.low, "high": self.high, "fraction": self.fraction}
+        return compiled(policy.select_clip_cov)(cov, mask, noise, **more)
+
+
+class KlCov(PolicyObjective):
+    """KL-Cov: the unclipped surrogate, with a KL penalty on the tokens whose log-prob and advantage
+    have the highest covariance."""
+
+    loss: ClassVar[Any] = staticmethod(policy.kl_cov)
+    arrays: ClassVar[tuple[str, ...]] = ("old_logp", "adv", "mask", "selected")
+    selects: ClassVar[bool] = True
+    clip_fields: ClassVar[tuple[str, ...]] = ("coef",)
+    type: Literal["kl_cov"] = "kl_cov"
+    """Which objective this is."""
+    coef: float = Field(default=1.0, gt=0)
+    """Weight of the penalty on a selected token."""
+    fraction: float = Field(default=2e-4, gt=0, le=1)
+    """Share of an optimizer step's tokens that are selected, at least one."""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The traced numbers of the loss."""
+        return {"coef": self.coef}
+
+    def select(self, cov: Any, mask: Any, noise: Any) -> jax.Array:
+        """Those that are held back."""
+        return compiled(policy.select_kl_cov)(cov, mask, fraction=self.fraction)
+
+
 class Rft(PolicyObjective):
     """Likelihood of the rollouts, weighted by their rewards: online rejection sampling.
 
@@ -265,6 +342,8 @@ PolicyUnion = Annotated[
     | DppoTv
     | DppoKl
     | DecoupledPpo
+    | ClipCov
+    | KlCov
     | Rft
     | Dpo,
     Field(discriminator="type"),
@@ -276,6 +355,13 @@ def supervised(
 ) -> tuple[jax.Array, Metrics]:
     """Maximum likelihood of demonstrations."""
     return losses.cross_entropy(logp, batch.mask)
+
+
+def preferences(
+    logp: jax.Array, entropy: jax.Array, batch: Batch, numbers: Numbers
+) -> tuple[jax.Array, Metrics]:
+    """DPO of pairs that lie one behind the other in their rows."""
+    return Dpo().compute(logp, batch, numbers)
 
 
 def policy_objective(
@@ -295,7 +381,7 @@ def policy_objective(
     ) -> tuple[jax.Array, Metrics]:
         loss, metrics = objective.compute(logp, batch, numbers["objective"])
         for correction, of_it in zip(offpolicy, numbers["offpolicy"], strict=True):
-            weight, found = correction.compute(batch, of_it)
+            weight, found = correction.compute(logp, batch, of_it)
             loss, metrics = loss * weight, metrics | found
         bonus, of_entropy = losses.entropy_bonus(
             entropy, batch.mask, coef=numbers.get("entropy_bonus", 0.0)

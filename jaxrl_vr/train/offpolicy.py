@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from pydantic import Field, model_validator
 
-from jaxrl_vr.arrays import Metrics
+from jaxrl_vr.arrays import Mean, Metrics
 from jaxrl_vr.config import Config
-from jaxrl_vr.losses import offpolicy
+from jaxrl_vr.losses import offpolicy, policy
 from jaxrl_vr.rollout.batch import Batch
 
 
@@ -26,13 +26,16 @@ class OffpolicyConfig(Config):
     loss: ClassVar[Any]
     is_sequence: ClassVar[bool] = False  # looks at whole rollouts
     weighs: ClassVar[bool] = True  # by the gap, and not only leaves out
+    reads_old_logp: ClassVar[bool] = True  # so that it needs one that the learner computed
 
     @property
     def numbers(self) -> dict[str, float]:
         """Its traced numbers."""
         return self.model_dump(exclude={"type"})
 
-    def compute(self, batch: Batch, numbers: dict[str, Any]) -> tuple[jax.Array, Metrics]:
+    def compute(
+        self, logp: jax.Array, batch: Batch, numbers: dict[str, Any]
+    ) -> tuple[jax.Array, Metrics]:
         """[b, T] float32, the factor of each token's loss; and metrics."""
         arrays = (batch.old_logp, batch.sampler_logp, batch.mask)
         more = (batch.segment_ids,) if self.is_sequence else ()
@@ -143,13 +146,40 @@ class Veto(OffpolicyConfig):
     threshold: float = Field(default=1e-4, gt=0)
     """Smallest ratio of a token."""
 
-    def compute(self, batch: Batch, numbers: dict[str, Any]) -> tuple[jax.Array, Metrics]:
+    def compute(
+        self, logp: jax.Array, batch: Batch, numbers: dict[str, Any]
+    ) -> tuple[jax.Array, Metrics]:
         """[b, T] float32, 0 throughout a rollout that is vetoed and else 1; no metrics."""
         arrays = (batch.old_logp, batch.sampler_logp, batch.mask, batch.segment_ids)
         return offpolicy.veto(*arrays, **numbers).astype(jnp.float32), {}
 
 
+class Opsm(OffpolicyConfig):
+    """DeepSeek-V3.2's off-policy sequence mask, which acts from the second update on a batch.
+
+    Rollouts of negative advantage from which the policy has moved away do not train.
+    """
+
+    loss: ClassVar[Any] = staticmethod(policy.opsm)
+    is_sequence: ClassVar[bool] = True
+    weighs: ClassVar[bool] = False
+    reads_old_logp: ClassVar[bool] = False
+    type: Literal["opsm"] = "opsm"
+    """Which correction this is."""
+    delta: float = Field(default=0.5, gt=0)
+    """Largest mean log ratio of a rollout's tokens, in nats."""
+
+    def compute(
+        self, logp: jax.Array, batch: Batch, numbers: dict[str, Any]
+    ) -> tuple[jax.Array, Metrics]:
+        """[b, T] float32, 0 throughout a rollout that is masked and else 1; the share masked."""
+        arrays = (batch.sampler_logp, batch.adv, batch.mask, batch.segment_ids)
+        keeps = policy.opsm(logp, *arrays, **numbers)
+        cut = Mean(jnp.sum(batch.mask & ~keeps), jnp.sum(batch.mask))
+        return keeps.astype(jnp.float32), {"offpolicy/opsm_frac": cut}
+
+
 Offpolicy = Annotated[
-    Tis | SequenceTis | GeometricTis | Mis | SequenceMis | GeometricMis | IcePop | Veto,
+    Tis | SequenceTis | GeometricTis | Mis | SequenceMis | GeometricMis | IcePop | Veto | Opsm,
     Field(discriminator="type"),
 ]

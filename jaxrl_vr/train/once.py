@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import sys
@@ -48,7 +49,8 @@ def _opened(config: RunConfig, init: str, metrics: Path | None) -> Iterator[tupl
 def evaluate_once(config: RunConfig, init: str, names: Sequence[str] | None) -> None:
     """Evaluates on tasks (all by default), prints a table, and keeps answers and numbers.
 
-    They go to `evaluations/INIT/` in the run folder: `result.json`, `output.jsonl`, `right.jsonl`.
+    They go to `evaluations/INIT/` in the run folder: `result.json`, and the files of
+    `write_answers`.
     """
     names = list(names or [t.name for t in config.tasks])
     if not names:
@@ -122,6 +124,9 @@ def _lines(prompts: Path | None) -> Iterator[tuple[str, str]]:
                 yield f"{prompts}:{number}", line
         return
     is_terminal = sys.stdin.isatty()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # A line that is no text is refused like any other that cannot be asked.
+        sys.stdin.reconfigure(errors="surrogateescape")
     for number in itertools.count(1):
         if is_terminal:
             print("> ", end="", flush=True)

@@ -6,28 +6,22 @@ P prompts, G samples of a prompt, T completion tokens at most.
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
-from jaxrl_vr.data.mixture import Mixture
-from jaxrl_vr.data.prompts import Prompt
-from jaxrl_vr.losses.advantages import has_contrast
+from jaxrl_vr.data.demonstrations import Demonstration
 from jaxrl_vr.losses.value import explained_variance
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.metrics.rollouts import RolloutLog
 from jaxrl_vr.models.params import Params
 from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build, unpack
-from jaxrl_vr.rollout.collect import collect
 from jaxrl_vr.rollout.groups import (
     Samples,
     completions,
     group_metrics,
     of_tokens,
-    samples_of,
-    score_of,
     trajectories,
     with_advantages,
 )
@@ -37,15 +31,16 @@ from jaxrl_vr.train.carried import Carried
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.critic import critic_learner, critic_state
 from jaxrl_vr.train.evaluate import Evaluation
-from jaxrl_vr.train.loop import Cursor, run_stage, take
+from jaxrl_vr.train.imitation import averaged, marked, mixed_in
+from jaxrl_vr.train.loop import Cursor, run_stage, starting_weights, take
 from jaxrl_vr.train.objectives import Dpo, policy_objective
 from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.sampling import GroupSampler, few, is_mixed
+from jaxrl_vr.train.selection import with_selected, with_top_entropy
 from jaxrl_vr.train.state import TrainState
-from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
+from jaxrl_vr.train.update import Learner, Rates, Scorer, policy_loss, policy_score
+from jaxrl_vr.train.watch import Watch
 from jaxrl_vr.types import Group, Mean, Metrics
-
-# Steps in a row without any contrast before the console says what that means.
-_NO_CONTRAST_STEPS = 10
 
 
 def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
@@ -53,13 +48,17 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
     max_prompt = stage.longest_prompt(ctx.model.max_length)
     mixture = ctx.mixtures.prompts(stage)
     ctx.report_dropped(stage.name, mixture.dropped, max_prompt)
-    steps = _Steps(ctx, stage, max_prompt)
+    if stage.lm_mix is not None:
+        longest = stage.lm_mix.longest(stage.row_length(ctx.model.max_length))
+        ctx.report_dropped(f"{stage.name}.lm_mix", ctx.mixtures.texts(stage).dropped, longest)
+    sampler = GroupSampler(ctx, stage)
+    steps = _Steps(ctx, stage, sampler)
 
     def advance(
         state: TrainState, step: int, cursor: Cursor, metrics: Accumulator
     ) -> tuple[TrainState, Cursor]:
         carried = Carried.of(stage, cursor)
-        groups, cursor = steps.sample(state, step, mixture, cursor, metrics)
+        groups, cursor = sampler.sample(state, step, mixture, cursor, metrics)
         state, carried = steps.learn(state, step, groups, carried, metrics)
         return state, carried.into(cursor)
 
@@ -67,12 +66,17 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
         assert stage.critic is not None
         return critic_state(stage.critic, ctx.model, policy)
 
+    frozen: dict[str, Callable[[Params], Params]] = {}
+    if stage.has_reference:
+        frozen["reference"] = starting_weights
+    if (teacher := stage.teacher) is not None:
+        frozen["teacher"] = lambda _: ctx.load_teacher(teacher)
     return run_stage(
         ctx,
         stage,
         mixture.start(),
         advance,
-        has_reference=stage.has_reference,
+        frozen=frozen,
         make_critic=None if stage.critic is None else make_critic,
     )
 
@@ -87,16 +91,14 @@ def check_finite(where: str, reward: np.ndarray, adv: np.ndarray) -> None:
 
 
 class _Steps:
-    """The two halves of a step, with what they keep between steps."""
+    """What a step learns from its groups, with what it keeps between steps."""
 
-    def __init__(self, ctx: Context, stage: RlStage, max_prompt: int):
+    def __init__(self, ctx: Context, stage: RlStage, sampler: GroupSampler):
         self._ctx = ctx
         self._stage = stage
-        self._shape = Shape(
-            stage.micro.row_length
-            or stage.sequences_together * (max_prompt + stage.sampling.max_new_tokens),
-            stage.micro.rows,
-        )
+        self._sampler = sampler
+        self._shape = Shape(stage.row_length(ctx.model.max_length), stage.micro.rows)
+        self._texts = None if stage.lm_mix is None else ctx.mixtures.texts(stage)
         objective = policy_objective(
             stage.objective, stage.kl, stage.entropy_bonus, stage.offpolicy
         )
@@ -106,71 +108,14 @@ class _Steps:
             stage.optimizer.transform(ctx.model.declare()),
             ctx.mesh,
         )
+        self._teacher = None
+        if stage.teacher is not None:
+            self._teacher = Scorer(policy_score(ctx.teacher_model(stage.teacher)), ctx.mesh)
         self._critic = None
         if stage.critic is not None:
             self._critic = critic_learner(stage.critic, ctx.model, ctx.mesh)
         self._log = RolloutLog(ctx.stage_folder(stage.name) / "rollouts")
-        self._steps_without_contrast = 0
-        self._has_warned = False
-        self._has_warned_of_limits = False
-
-    # Sampling
-
-    def sample(
-        self,
-        state: TrainState,
-        step: int,
-        mixture: Mixture[Prompt],
-        cursor: Cursor,
-        metrics: Accumulator,
-    ) -> tuple[list[Group], Cursor]:
-        """Samples and verifies the step's groups; the cursor behind their prompts."""
-        stage = self._stage
-        if stage.dynamic_sampling is None:
-            prompts, cursor, dropped = take(mixture, stage.prompts, cursor)
-            metrics.add(dropped)
-            return self._collect(state, step, prompts, 0), cursor
-        groups: list[Group] = []
-        num_mixed = rounds = 0
-        while num_mixed < stage.prompts and rounds < stage.dynamic_sampling.max_rounds:
-            missing = stage.prompts - num_mixed
-            asked = math.ceil(missing * stage.dynamic_sampling.oversample)
-            prompts, cursor, dropped = take(mixture, asked, cursor)
-            metrics.add(dropped)
-            groups += self._collect(state, step, prompts, rounds)
-            num_mixed = int(_is_mixed(self._samples(groups)).sum())
-            rounds += 1
-        metrics.add({"rollout/rounds": Mean(rounds, 1)})
-        return groups, cursor
-
-    def _collect(
-        self, state: TrainState, step: int, prompts: Sequence[Prompt], round_: int
-    ) -> list[Group]:
-        ctx, stage = self._ctx, self._stage
-        total = len(prompts) * stage.samples
-
-        def progress(sampled: int, verified: int) -> None:
-            ctx.interrupt.check()
-            ctx.console.phase("rollout", sampled, total)
-            ctx.console.phase("verify", verified, total)
-
-        with ctx.phases("rollout"):
-            groups = collect(
-                ctx.engine(state.trainable, step),
-                ctx.pool,
-                prompts,
-                stage.samples,
-                ctx.sampling(stage.sampling),
-                # A prompt that comes again in a later round is sampled anew.
-                key=(ctx.config.stage_seed(stage, round_), step),
-                decode=ctx.decode,
-                progress=progress,
-            )
-            tokens = sum(len(r.token_ids) for g in groups for r in g.rollouts)
-            ctx.phases.tokens("rollout", tokens)
-        return groups
-
-    # Learning
+        self._watch = Watch(ctx.console, stage, ctx.config.verifiers.max_unscorable)
 
     def learn(
         self,
@@ -183,38 +128,42 @@ class _Steps:
         """Takes the step's optimizer steps, each on its share of the groups."""
         ctx, stage = self._ctx, self._stage
         metrics.add(group_metrics(groups))
-        samples = self._samples(groups)
+        metrics.add(ctx.pool.metrics())
+        samples = self._sampler.samples(groups)
         if stage.control == "shuffled_rewards":
             samples = _shuffled(samples, (ctx.config.stage_seed(stage), step))
         kept = np.arange(len(groups))
         if stage.dynamic_sampling is not None:
             kept = _with_contrast(samples, metrics)
+        samples = samples.select(kept)
+        if stage.advantage.baseline_of is not None:
+            baseline = self._sampler.baseline(state, step, [groups[p] for p in kept], metrics)
+            samples = samples.against(baseline)
         # Of few sizes, so that few programs are compiled.
-        samples = samples.select(kept).padded(_few(len(kept)))
+        samples = samples.padded(few(len(kept)))
         samples, carried = self._shaped(samples, carried)
         with ctx.phases("update"):
             # Scored before the first update, because the old policy is the one that sampled.
             every = trajectories([groups[p] for p in kept], samples, stage.sampling.temperature)
             every = self._scored(state, every)
             samples, kl_of_rollouts = self._penalised(every, samples, carried, metrics)
-            samples = self._valued(every, samples)
+            samples = self._taught(every, self._valued(every, samples), metrics)
             adv = stage.advantage(samples)
             check_finite(f"stages.{stage.name} step {step + 1}", samples.reward, adv)
             every = self._with_returns(with_advantages(every, adv, samples), samples, metrics)
+            if stage.positive_nll is not None:
+                every = marked(every, samples.is_right.reshape(-1)[: len(every)])  # P, G -> B
         of_all = np.zeros((len(groups), *adv.shape[1:]), np.float32)
         of_all[kept] = adv[: len(kept)]
         if ctx.config.logging.rollouts:
             self._log.write(step + 1, groups, ctx.decode, of_all)
-        self._watch(groups, adv)
+        self._watch(groups, samples, adv)
         with ctx.phases("update"):
-            state, num_tokens = self._optimize(state, step, every, carried, metrics)
+            state, carried, num_tokens = self._optimize(state, step, every, carried, metrics)
             ctx.phases.tokens("update", num_tokens)
         if step < stage.num_warmup_steps:
             return state, carried
         return state, carried.after(stage, kl_of_rollouts, metrics.result().get("policy/entropy"))
-
-    def _samples(self, groups: list[Group]) -> Samples:
-        return samples_of(groups, self._ctx.decode, self._stage.sampling.max_new_tokens)
 
     def _shaped(self, samples: Samples, carried: Carried) -> tuple[Samples, Carried]:
         states = []
@@ -227,23 +176,31 @@ class _Steps:
     def _scored(self, state: TrainState, every: list[Trajectory]) -> list[Trajectory]:
         """With the log-probs and values that the losses compare with."""
         stage, learner = self._stage, self._learner
-        wanted: dict[str, tuple[Learner, Params]] = {}
-        if stage.old_logp == "recomputed":
-            wanted["old_logp"] = (learner, state.trainable)
-        if stage.has_reference:
-            wanted["ref_logp"] = (learner, state.frozen["reference"])
+        ours = {"old_logp": "logp"} if stage.old_logp == "recomputed" else {}
+        if stage.tokens is not None:
+            ours["entropy"] = "entropy"
+        # Field of a trajectory -> name of the score, by who computes it with which parameters.
+        wanted: list[tuple[Scorer, Params, dict[str, str]]] = []
+        if ours:
+            wanted.append((learner.score, state.trainable, ours))
+        if stage.has_ref_logp:
+            wanted.append((learner.score, state.frozen["reference"], {"ref_logp": "logp"}))
+        if self._teacher is not None:
+            wanted.append((self._teacher, state.frozen["teacher"], {"teacher_logp": "logp"}))
         if self._critic is not None:
-            wanted["old_value"] = (self._critic, state.critic.trainable)
+            wanted.append((self._critic.score, state.critic.trainable, {"old_value": "value"}))
         if not wanted:
             return every
         batch = learner.place(build(every, np.zeros(len(every)), self._shape))
         lengths = [len(t.token_ids) for t in every]
-        for name, (scorer, params) in wanted.items():
-            found = unpack(to_host(scorer.score(params, batch)), lengths, self._shape)
-            every = [
-                dataclasses.replace(t, **{name: array})
-                for t, array in zip(every, found, strict=True)
-            ]
+        for scorer, params, names in wanted:
+            scores = to_host(scorer(params, batch))
+            for field, name in names.items():
+                found = unpack(scores[name], lengths, self._shape)
+                every = [
+                    dataclasses.replace(t, **{field: array})
+                    for t, array in zip(every, found, strict=True)
+                ]
         return every
 
     def _valued(self, every: list[Trajectory], samples: Samples) -> Samples:
@@ -252,6 +209,18 @@ class _Steps:
             return samples
         value = completions([t.old_value for t in every], every, samples)
         return dataclasses.replace(samples, value=value)
+
+    def _taught(self, every: list[Trajectory], samples: Samples, metrics: Accumulator) -> Samples:
+        """The samples with the log-probs of student and teacher."""
+        if self._teacher is None:
+            return samples
+        old_logp = [t.logp if t.old_logp is None else t.old_logp for t in every]
+        logp = completions(old_logp, every, samples)
+        teacher_logp = completions([t.teacher_logp for t in every], every, samples)
+        mask = samples.mask & samples.trains[:, :, None]
+        gap = np.where(mask, logp - teacher_logp, 0.0)
+        metrics.add({"distill/reverse_kl": Mean(float(gap.sum()), int(mask.sum()))})
+        return dataclasses.replace(samples, logp=logp, teacher_logp=teacher_logp)
 
     def _with_returns(
         self, every: list[Trajectory], samples: Samples, metrics: Accumulator
@@ -295,7 +264,7 @@ class _Steps:
         every: Sequence[Trajectory],
         carried: Carried,
         metrics: Accumulator,
-    ) -> tuple[TrainState, int]:
+    ) -> tuple[TrainState, Carried, int]:
         """The step's updates, each on its share of the groups, and the tokens they saw."""
         stage = self._stage
         if isinstance(stage.objective, Dpo):
@@ -313,14 +282,34 @@ class _Steps:
                 chosen = set(groups[i::num_updates].tolist())
                 part = [t for t in every if t.group in chosen]
                 if any(t.num_trained for t in part):
-                    state, found = self._update(state, step, done, self._batch(part), carried)
+                    texts: list[Demonstration] = []
+                    if step >= stage.num_warmup_steps:
+                        texts, carried = self._mixed_in(carried, metrics)
+                    seed = (self._ctx.config.stage_seed(stage), step, done)
+                    batch = self._batch(part, texts, seed)
+                    state, found = self._update(state, step, done, batch, carried)
                     metrics.add(found)
                     num_tokens += sum(len(t.token_ids) for t in part)
+                    num_tokens += sum(len(text.ids) for text in texts)
                 self._ctx.console.phase("update", done + 1, stage.epochs * num_updates)
-        return state, num_tokens
+        return state, carried, num_tokens
 
-    def _batch(self, part: list[Trajectory]) -> Batch:
-        """The batch of one optimizer step."""
+    def _mixed_in(
+        self, carried: Carried, metrics: Accumulator
+    ) -> tuple[list[Demonstration], Carried]:
+        """The next texts that are imitated beside an update's rollouts."""
+        mix = self._stage.lm_mix
+        if mix is None or self._texts is None:
+            return [], carried
+        cursor = self._texts.start() if carried.texts is None else carried.texts
+        texts, cursor, dropped = take(self._texts, mix.batch, cursor)
+        metrics.add(dropped)
+        return texts, dataclasses.replace(carried, texts=cursor)
+
+    def _batch(
+        self, part: list[Trajectory], texts: Sequence[Demonstration], seed: tuple[int, ...]
+    ) -> Batch:
+        """The batch of one optimizer step; `seed` decides what is selected by chance."""
         stage = self._stage
         limit = stage.sampling.max_new_tokens
         together = stage.sequences_together
@@ -328,9 +317,18 @@ class _Steps:
         lengths = np.array([t.num_trained for t in part]).reshape(-1, together).sum(1)
         group = np.unique([t.group for t in part[::together]], return_inverse=True)[1]
         # Of few sizes, so that few programs are compiled; what has no tokens does not count.
-        more = (0, _few(len(lengths)) - len(lengths))
+        more = (0, few(len(lengths)) - len(lengths))
         weight = stage.weights(np.pad(lengths, more), np.pad(group, more), limit)
         weight = np.repeat(weight[: len(lengths)], together)
+        if stage.tokens is not None:
+            part = with_top_entropy(part, stage.tokens)
+        if stage.objective.selects:
+            part = with_selected(part, stage.objective, seed)
+        if stage.positive_nll is not None:
+            part = averaged(part, stage.positive_nll.coef)
+        if stage.lm_mix is not None and texts:
+            part = mixed_in(part, texts, stage.lm_mix.coef)
+            weight = np.pad(weight, (0, len(texts)))
         return self._learner.place(build(part, weight, self._shape, together=together))
 
     def _update(
@@ -362,34 +360,6 @@ class _Steps:
             }
         return dataclasses.replace(state, critic=critic), metrics
 
-    def _watch(self, groups: Sequence[Group], adv: np.ndarray) -> None:
-        """Says so when answers cannot be scored, or nothing was learned for many steps."""
-        scores = [score_of(r) for g in groups for r in g.rollouts]
-        unscorable = [s.reason for s in scores if s.verdict == "unscorable"]
-        if unscorable and not self._has_warned:
-            self._has_warned = True
-            self._ctx.console.warn(
-                f"{len(unscorable)} of {len(scores)} answers could not be scored and do not train; "
-                f"the first reason: {unscorable[0]} (reward/unscorable counts on)"
-            )
-        limited = [s.reason for s in scores if s.reason.startswith("limit")]
-        if limited and not self._has_warned_of_limits:
-            self._has_warned_of_limits = True
-            self._ctx.console.warn(
-                f"{len(limited)} of {len(scores)} answers went beyond a limit of their verifier "
-                f"and count as wrong; the first reason: {limited[0]} (look at the rollouts, and at "
-                "the verifier if it is your own)"
-            )
-        self._steps_without_contrast += 1
-        if np.any(adv):
-            self._steps_without_contrast = 0
-        if self._steps_without_contrast == _NO_CONTRAST_STEPS:
-            self._ctx.console.warn(
-                f"{_NO_CONTRAST_STEPS} steps in a row had no group with both right and wrong "
-                "answers, so nothing is learned: choose easier or harder problems, more samples, "
-                "or look at the rollouts for an answer format that the verifier does not accept"
-            )
-
 
 def _pairs(every: Sequence[Trajectory]) -> list[Trajectory]:
     """The preferred and the other answer of each pair, one behind the other."""
@@ -398,24 +368,12 @@ def _pairs(every: Sequence[Trajectory]) -> list[Trajectory]:
     return [t for group in sorted(chosen) for t in (chosen[group], rejected[group])]
 
 
-def _few(n: int) -> int:
-    """The next power of two: of few sizes few programs are compiled."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-def _is_mixed(samples: Samples) -> np.ndarray:
-    """[P] bool, whether a group has rewards that differ."""
-    P = len(samples.reward)
-    padded = samples.padded(_few(P))
-    return np.asarray(compiled(has_contrast)(padded.reward, padded.valid))[:P]
-
-
 def _with_contrast(samples: Samples, metrics: Accumulator) -> np.ndarray:
     """Indices of the groups that have a gradient."""
-    is_mixed = _is_mixed(samples)
-    metrics.add({"group/kept": Mean(int(is_mixed.sum()), len(is_mixed))})
+    mixed = is_mixed(samples)
+    metrics.add({"group/kept": Mean(int(mixed.sum()), len(mixed))})
     # Without any, a step that changes little, as without dynamic sampling.
-    return np.flatnonzero(is_mixed) if is_mixed.any() else np.arange(len(is_mixed))
+    return np.flatnonzero(mixed) if mixed.any() else np.arange(len(mixed))
 
 
 def _shuffled(samples: Samples, seed: tuple[int, int]) -> Samples:

@@ -14,16 +14,19 @@ from jaxrl_vr.train.advantage import (
     Advantage,
     Gae,
     GroupNorm,
+    OnPolicyDistillation,
     PassAtK,
     PreferencePairs,
     ProcessGroupNorm,
     Reward,
 )
 from jaxrl_vr.train.critic import CriticConfig
+from jaxrl_vr.train.imitation import LmMix, PositiveNll
 from jaxrl_vr.train.objectives import DecoupledPpo, Dpo, PolicyUnion, PpoClip, Rft
 from jaxrl_vr.train.offpolicy import Offpolicy
 from jaxrl_vr.train.penalty import EntropyBonus, Kl
-from jaxrl_vr.train.shaping import Shaping
+from jaxrl_vr.train.selection import TopEntropy
+from jaxrl_vr.train.shaping import Shaping, StepReward
 from jaxrl_vr.train.stages import SamplingConfig, TrainStage
 from jaxrl_vr.train.weights import TokenMean, Weights
 
@@ -67,6 +70,8 @@ class RlStage(TrainStage):
     """Per-token loss."""
     offpolicy: tuple[Offpolicy, ...] = ()
     """Corrections of the gap between sampler and learner; they multiply the loss."""
+    tokens: TopEntropy | None = None
+    """Which tokens train; None is all of them."""
     weights: Weights = TokenMean()
     """How token losses are averaged."""
     shaping: tuple[Shaping, ...] = ()
@@ -75,6 +80,10 @@ class RlStage(TrainStage):
     """KL penalty; None is off, and then no reference is in memory."""
     entropy_bonus: EntropyBonus | None = None
     """Bonus for entropy; None is off."""
+    positive_nll: PositiveNll | None = None
+    """Imitation of the step's right rollouts beside the policy loss; None is off."""
+    lm_mix: LmMix | None = None
+    """Imitation of texts from other sources beside the policy loss; None is off."""
     critic: CriticConfig | None = None
     """The critic of PPO, for advantage `gae`; None: no critic in memory."""
     updates: PositiveInt | tuple[UpdatesFrom, ...] = 1
@@ -139,14 +148,25 @@ class RlStage(TrainStage):
             raise ValueError(f"updates: its steps are {steps}; start at 0 and go up")
         self._check_reward()
         self._check_corrections()
-        if self.offpolicy and self.old_logp == "sampler":
+        if self.lm_mix is not None and isinstance(self.objective, Dpo):
             raise ValueError(
-                f"offpolicy '{self.offpolicy[0].type}' with old_logp = 'sampler': it compares the "
+                "lm_mix with objective 'dpo', whose pairs lie alone in their rows; leave lm_mix "
+                "out, or mix the texts into an sft stage"
+            )
+        if self.positive_nll is not None and isinstance(self.objective, Rft):
+            raise ValueError(
+                "positive_nll with objective 'rft', which is the likelihood of right rollouts "
+                "already; leave positive_nll out"
+            )
+        comparing = [c.type for c in self.offpolicy if c.reads_old_logp]
+        if comparing and self.old_logp == "sampler":
+            raise ValueError(
+                f"offpolicy '{comparing[0]}' with old_logp = 'sampler': it compares the "
                 "learner's log-probs with the sampler's, and would see no gap; set old_logp = "
                 "'recomputed'"
             )
         reads_old = self.kl is not None and self.kl.type == "unbiased_k3"
-        acts = self.objective.has_ratio or self.offpolicy or reads_old
+        acts = self.objective.has_ratio or comparing or reads_old
         if self.old_logp == "recomputed" and not acts:
             raise ValueError(
                 f"old_logp = 'recomputed' cannot act with objective '{self.objective.type}', which "
@@ -209,17 +229,29 @@ class RlStage(TrainStage):
                 f"offpolicy: {' and '.join(weighting)} would weigh the same gap twice; keep one of "
                 "them (and 'veto', if you like)"
             )
+        comparing = weighting or [c.type for c in self.offpolicy if c.reads_old_logp]
         acting = self.sampling.cuts
-        if (weighting or self.offpolicy) and acting:
+        if comparing and acting:
             raise ValueError(
-                f"sampling.{acting[0]} with {(weighting or ['veto'])[0]!r}: log-probs are those of "
+                f"sampling.{acting[0]} with {comparing[0]!r}: log-probs are those of "
                 "the whole distribution, and rollouts come from a cut one; leave one of them out"
             )
+
+    def row_length(self, context: int) -> int:
+        """Tokens of a packed row, in a model's context."""
+        together = self.sequences_together
+        longest = self.longest_prompt(context) + self.sampling.max_new_tokens
+        return self.micro.row_length or together * longest
 
     def longest_prompt(self, context: int) -> int:
         """Tokens of a prompt at most, in a model's context."""
         room = context - self.sampling.max_new_tokens
         return min(self.max_prompt_tokens or room, room)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of all data sources it reads."""
+        return self.data if self.lm_mix is None else (*self.data, *self.lm_mix.data)
 
     @property
     def num_warmup_steps(self) -> int:
@@ -232,9 +264,27 @@ class RlStage(TrainStage):
         return 2 if isinstance(self.objective, Dpo) else 1
 
     @property
-    def has_reference(self) -> bool:
-        """Whether the stage compares with its starting weights."""
+    def reads_steps(self) -> bool:
+        """Whether the scores of reasoning steps train."""
+        return isinstance(self.advantage, ProcessGroupNorm) or any(
+            isinstance(s, StepReward) for s in self.shaping
+        )
+
+    @property
+    def teacher(self) -> str | None:
+        """Whose log-probs the student's are compared with; None: no teacher."""
+        advantage = self.advantage
+        return advantage.teacher if isinstance(advantage, OnPolicyDistillation) else None
+
+    @property
+    def has_ref_logp(self) -> bool:
+        """Whether the stage compares with the log-probs of its starting weights."""
         return self.kl is not None or self.objective.needs_reference
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the stage keeps its starting weights."""
+        return self.has_ref_logp or self.advantage.baseline_of == "start"
 
     def _schedule(self) -> tuple[UpdatesFrom, ...]:
         if isinstance(self.updates, int):

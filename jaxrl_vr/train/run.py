@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from jaxrl_vr.sharding import make_mesh
 from jaxrl_vr.train.check import check_sizes, check_verifiers, oddities
 from jaxrl_vr.train.config import PretrainedModel, RunConfig
 from jaxrl_vr.train.context import Context
+from jaxrl_vr.train.dpo import run_dpo
 from jaxrl_vr.train.evaluate import Evaluation, evaluate, write_answers
 from jaxrl_vr.train.folder import (
     begin,
@@ -44,7 +45,8 @@ from jaxrl_vr.train.models import Built, build_model, check_init, export_folder,
 from jaxrl_vr.train.rl import run_rl
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.sft import run_sft
-from jaxrl_vr.train.stages import EvalStage, ExportStage, SftStage
+from jaxrl_vr.train.stages import DpoStage, EvalStage, ExportStage, SftStage, StageBase
+from jaxrl_vr.train.teacher import TEACHER, check_teacher, load_teacher, teacher_model
 from jaxrl_vr.types import Group
 from jaxrl_vr.verifiers.pool import Pool
 
@@ -102,12 +104,16 @@ def check(config: RunConfig) -> list[str]:
             "nothing that depends on the model was checked: sizes, init, data"
         ]
     _, built, mixtures = build(config)
-    left_out = [s for s in config.stages if s.name not in done and hf.is_hub_id(s.init)]
-    _check_stages(config, built, mixtures, done, away=[s.name for s in left_out])
+    away = {
+        f"stages.{stage.name}.{key}": name
+        for stage in config.stages
+        for key, name in _weights(stage).items()
+        if stage.name not in done and hf.is_hub_id(name)
+    }
+    _check_stages(config, built, mixtures, done, away=away.values())
     return [
-        f"stages.{stage.name}.init = {stage.init!r} is no folder here but may be on the hub, so it "
-        "was not checked"
-        for stage in left_out
+        f"{key} = {name!r} is no folder here but may be on the hub, so it was not checked"
+        for key, name in away.items()
     ]
 
 
@@ -129,19 +135,31 @@ def _check_stages(
     mixtures: Mixtures,
     done: list[str],
     *,
-    away: Sequence[str] = (),
+    away: Collection[str] = (),
 ) -> None:
     """Refuses stages that are still to come and would fail when they start.
 
-    The weights that stages in `away` start from are not looked up.
+    Weights whose names are in `away` are not looked up.
     """
+    folder = Path(config.run_dir)
     for stage in config.stages:
         if stage.name not in done:
-            if stage.name not in away:
-                check_init(config, Path(config.run_dir), built, stage, done)
+            if stage.init not in away:
+                check_init(config, folder, built, stage, done)
+            teacher = _weights(stage).get(TEACHER)
+            if teacher is not None and teacher not in away:
+                check_teacher(config, folder, built, teacher, done)
             mixtures.check(stage)
             if isinstance(stage, ExportStage):
                 hf.check_export_folder(export_folder(config, stage))
+
+
+def _weights(stage: StageBase) -> dict[str, str]:
+    """What names the weights that a stage loads, by its key."""
+    names = {"init": stage.init}
+    if isinstance(stage, RlStage) and stage.teacher is not None:
+        names[TEACHER] = stage.teacher
+    return names
 
 
 def open_context(
@@ -181,6 +199,8 @@ def open_context(
         pool=pool,
         interrupt=interrupt,
         load_init=lambda stage: load_init(config, folder, built, mesh, stage),
+        load_teacher=lambda name: load_teacher(config, folder, built, mesh, name),
+        teacher_model=lambda name: teacher_model(config, built, name),
         model_folder=built.folder,
     )
 
@@ -193,6 +213,9 @@ def _run_stage(ctx: Context, stage: Any) -> None:
     final: Any = None
     if isinstance(stage, SftStage):
         final, evaluations = run_sft(ctx, stage)
+        result["evaluations"] = [dataclasses.asdict(e) for e in evaluations]
+    elif isinstance(stage, DpoStage):
+        final, evaluations = run_dpo(ctx, stage)
         result["evaluations"] = [dataclasses.asdict(e) for e in evaluations]
     elif isinstance(stage, RlStage):
         final, evaluations = run_rl(ctx, stage)

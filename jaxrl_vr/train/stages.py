@@ -120,6 +120,11 @@ class TrainStage(StageBase):
     """Evaluations along the way."""
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of all data sources it reads."""
+        return self.data
+
+    @property
     def total_updates(self) -> int:
         """Optimizer steps of the whole stage."""
         return self.steps
@@ -142,6 +147,28 @@ class SftStage(TrainStage):
     def longest(self, context: int) -> int:
         """Tokens of a demonstration at most, in a model's context."""
         return min(self.max_tokens or context, context)
+
+
+class DpoStage(TrainStage):
+    """Preference training on pairs of a better and a worse completion; the reference is the stage's
+    starting weights."""
+
+    type: Literal["dpo"] = "dpo"
+    """What the stage does."""
+    batch: PositiveInt
+    """Pairs of an optimizer step."""
+    beta: float = Field(default=0.1, gt=0)
+    """Strength of the pull to the reference."""
+    max_tokens: PositiveInt | None = None
+    """Pairs with a longer side are left out and counted; None is the model's context."""
+
+    def longest(self, context: int) -> int:
+        """Tokens of a side at most, in a model's context."""
+        return min(self.max_tokens or context, context)
+
+    def row_length(self, context: int) -> int:
+        """Tokens of a packed row, in which a whole pair lies."""
+        return self.micro.row_length or 2 * self.longest(context)
 
 
 class EvalStage(StageBase):

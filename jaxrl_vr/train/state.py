@@ -16,7 +16,7 @@ class TrainState:
     """What an update reads and writes. What is static or host-side is elsewhere."""
 
     trainable: Any  # parameters, float32 master weights
-    frozen: Any  # {} or {"reference": parameters}
+    frozen: Any  # name -> parameters: "reference", "teacher"
     optimizer: Any  # optax state, sharded like the parameters
     step: jax.Array  # [] int32, optimizer steps taken or skipped
     critic: Any = None  # the critic's own TrainState; None: the stage has no critic

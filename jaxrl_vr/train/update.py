@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_vr import losses
 from jaxrl_vr.arrays import Max, Mean, Metric, Metrics, Min, merge_metrics
 from jaxrl_vr.losses.logprobs import token_logprobs
 from jaxrl_vr.models.params import Params
@@ -39,13 +40,14 @@ def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array,
       batch: [b, T] arrays.
 
     Returns:
-      logp and entropy, each [b, T] float32; 0 where the mask is false.
+      logp and entropy, each [b, T] float32; 0 where a token neither trains nor is imitated.
     """
+    wanted = _has_gradient(batch)
     hidden = model.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
     # hidden[:, t] gives the token at t + 1; the last of a row gives none.
     of_next = jax.tree.map(
         lambda a: jnp.pad(a[:, 1:], ((0, 0), (0, 1)), constant_values=0),
-        (batch.tokens, batch.temperature, batch.mask),
+        (batch.tokens, batch.temperature, wanted),
     )
     rows, length = num_shards(("batch", "length"), batch.tokens.shape)
     with jax.named_scope("head"):
@@ -54,6 +56,11 @@ def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array,
     b, T = batch.tokens.shape
     logp, entropy = (_from_shards(a, b, T, rows, length) for a in found)
     return jnp.roll(logp, 1, axis=1), jnp.roll(entropy, 1, axis=1)
+
+
+def _has_gradient(batch: Batch) -> jax.Array:
+    """[...] bool, tokens that train or are imitated."""
+    return batch.mask if batch.imitation is None else batch.mask | (batch.imitation > 0)
 
 
 def _to_shards(a: jax.Array, rows: int, length: int) -> jax.Array:
@@ -68,6 +75,15 @@ def _from_shards(a: jax.Array, b: int, T: int, rows: int, length: int) -> jax.Ar
     return a.reshape(rows, length, b // rows, T // length).swapaxes(1, 2).reshape(b, T)
 
 
+def imitation_metrics(logp: jax.Array, batch: Batch) -> Metrics:
+    """Likelihood of what is imitated: right rollouts, and texts that were mixed in."""
+    assert batch.imitation is not None, "the batch has something to imitate"
+    is_imitated = batch.imitation > 0
+    _, of_rollouts = losses.positive_nll(logp, is_imitated, batch.mask)
+    _, of_texts = losses.pretraining_mix(logp, is_imitated & ~batch.mask)
+    return jax.lax.stop_gradient(of_rollouts | of_texts)
+
+
 MicroLoss = Callable[[Params, Batch, Numbers], tuple[jax.Array, Metrics]]
 """(parameters, micro-batch, numbers) -> weighted sum of the loss, and metrics."""
 
@@ -78,7 +94,11 @@ def policy_loss(model: Model, objective: Objective) -> MicroLoss:
     def loss(params: Params, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
         logp, entropy = row_logprobs(model, params, batch)
         of_tokens, metrics = objective(logp, entropy, batch, numbers)
-        return jnp.sum(jnp.where(batch.mask, batch.weight * of_tokens, 0.0)), metrics
+        value = jnp.sum(jnp.where(batch.mask, batch.weight * of_tokens, 0.0))
+        if batch.imitation is not None:
+            value = value - jnp.sum(jnp.where(batch.imitation > 0, batch.imitation * logp, 0.0))
+            metrics = metrics | imitation_metrics(logp, batch)
+        return value, metrics
 
     return loss
 
@@ -107,7 +127,7 @@ def gradients(
             )
 
         # Batches are padded to few sizes with micro-batches of nothing; those cost nothing.
-        return jax.lax.cond(jnp.any(micro.mask), work, lambda: carry), None
+        return jax.lax.cond(jnp.any(_has_gradient(micro)), work, lambda: carry), None
 
     return jax.lax.scan(add, nothing, batch)[0]
 
@@ -175,17 +195,51 @@ def update(
     }
 
 
-Score = Callable[[Params, Batch], jax.Array]
-"""(parameters, micro-batch) -> [b, T] float32, a number for every token."""
+Score = Callable[[Params, Batch], dict[str, jax.Array]]
+"""(parameters, micro-batch) -> [b, T] float32 arrays by name, a number for every token."""
 
 
 def policy_score(model: Model) -> Score:
-    """The log-prob of every token of one micro-batch."""
-    return lambda params, batch: row_logprobs(model, params, batch)[0]
+    """The log-prob of every token of one micro-batch, and the entropy of its choice."""
+
+    def score(params: Params, batch: Batch) -> dict[str, jax.Array]:
+        logp, entropy = row_logprobs(model, params, batch)
+        return {"logp": logp, "entropy": entropy}
+
+    return score
+
+
+class Scorer:
+    """The compiled scoring pass of one kind of model.
+
+    Args:
+      score: what is asked of every token, without a gradient.
+      mesh: where parameters live; rows are split over `data` and `fsdp`.
+    """
+
+    def __init__(self, score: Score, mesh: jax.sharding.Mesh):
+        self._mesh = mesh
+
+        def score_all(params: Params, batch: Batch) -> dict[str, jax.Array]:
+            def one(_: None, micro: Batch) -> tuple[None, dict[str, jax.Array]]:
+                def work() -> dict[str, jax.Array]:
+                    return score(params, micro)
+
+                nothing = _zeros(jax.eval_shape(work))
+                return None, jax.lax.cond(jnp.any(micro.mask), work, lambda: nothing)
+
+            return jax.lax.scan(one, None, batch)[1]
+
+        self._score = jax.jit(score_all)
+
+    def __call__(self, params: Params, batch: Batch) -> dict[str, jax.Array]:
+        """The scores of every token, [M, b, T] float32, 0 in micro-batches that hold nothing."""
+        with jax.set_mesh(self._mesh):
+            return self._score(params, batch)
 
 
 class Learner:
-    """The compiled update and scoring pass of one set of parameters.
+    """The compiled update of one set of parameters, and the scoring pass over them.
 
     Args:
       loss: what is minimised.
@@ -201,6 +255,7 @@ class Learner:
         transform: optax.GradientTransformation,
         mesh: jax.sharding.Mesh,
     ):
+        self.score = Scorer(score, mesh)
         self._mesh = mesh
         step = functools.partial(update, loss=loss, transform=transform)
 
@@ -211,18 +266,6 @@ class Learner:
 
         self._shardings: Any = None
         self._update = jax.jit(keep_sharding, donate_argnums=0)
-
-        def score_all(params: Params, batch: Batch) -> jax.Array:
-            def one(_: None, micro: Batch) -> tuple[None, jax.Array]:
-                def work() -> jax.Array:
-                    return score(params, micro)
-
-                nothing = jnp.zeros(micro.tokens.shape)
-                return None, jax.lax.cond(jnp.any(micro.mask), work, lambda: nothing)
-
-            return jax.lax.scan(one, None, batch)[1]
-
-        self._score = jax.jit(score_all)
 
     def place(self, batch: Batch) -> Batch:
         """The batch on the devices, rows and length split by the rules table."""
@@ -241,8 +284,3 @@ class Learner:
             self._shardings = jax.tree.map(lambda a: a.sharding, state)
         with jax.set_mesh(self._mesh):
             return self._update(state, batch, dict(numbers), rates)
-
-    def score(self, params: Params, batch: Batch) -> jax.Array:
-        """The score of every token, [M, b, T] float32, 0 in micro-batches that hold nothing."""
-        with jax.set_mesh(self._mesh):
-            return self._score(params, batch)

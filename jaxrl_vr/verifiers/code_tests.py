@@ -51,7 +51,7 @@ class CodeTests(Config):
     """A program has to pass the tests in the reference (`code_reference` has their forms)."""
 
     needs_reference: ClassVar[bool] = True
-    type: Literal["code"] = "code"
+    type: Literal["code_tests"] = "code_tests"
     reward: Literal["all", "fraction"] = "all"
     """`all`: 1 if every test passes, else 0, and the first failure ends it. `fraction`: the
     fraction of tests that pass; only a program that passes all is right."""

@@ -17,9 +17,10 @@ from jaxrl_vr.verifiers.judgement import MAX_VALUE
 from jaxrl_vr.verifiers.math_answer import MathAnswer
 from jaxrl_vr.verifiers.remote import Http, Judge
 from jaxrl_vr.verifiers.sql import Sql
+from jaxrl_vr.verifiers.worked import Worked
 
 Single = Annotated[
-    MathAnswer | ExactMatch | Format | CodeTests | Sql | Command | Http | Judge | Custom,
+    MathAnswer | ExactMatch | Worked | Format | CodeTests | Sql | Command | Http | Judge | Custom,
     Field(discriminator="type"),
 ]
 """The verifiers that can be a part."""

@@ -1,14 +1,13 @@
-r"""Cleaned LaTeX to an expression tree, and the exact value of trees that are rational.
+r"""Cleaned LaTeX to an expression tree.
 
 A tree is a nested tuple: `("num", Fraction)`, `("sym", name)`, `("fn", name, tree)`, or an operator
-with its operands: add, mul, div, pow, neg, abs, fact, binom, log (base, argument). What is not
-surely understood is `Unreadable` (a ratio, a product of words, `1/2x`): such answers compare as
-text, which can only miss an equality. Sizes are bounded before anything is computed.
+with its operands: add, mul, div, pow, neg, abs, fact, binom, log (base, argument), and sum and prod
+(name of the index, first, last, body). What is not surely understood is `Unreadable` (a ratio, a
+product of words, `1/2x`): such answers compare as text, which can only miss an equality.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from fractions import Fraction
 from typing import Any
@@ -18,8 +17,6 @@ Tree = tuple[Any, ...]
 MAX_TOKENS = 400
 MAX_DEPTH = 40
 MAX_DIGITS = 4000
-MAX_BITS = 100_000  # of a number that is computed exactly
-MAX_FACTORIAL = 3000
 
 
 class Unreadable(ValueError):
@@ -40,8 +37,9 @@ GREEK = set(
     "Omega ell".split()
 )
 FUNCTIONS = set(
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log exp sqrt".split()
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh ln log lg exp sqrt".split()
 )
+_ACCENTS = {"overline", "vec", "hat", "widehat", "bar", "tilde", "dot"}
 _WORDS = set(
     "is or an to in of no if at by we it be as on so do he up us me my and the not all any but for "
     "are one two six ten yes odd non nan inf mod may can was has its few cat act".split()
@@ -58,7 +56,7 @@ def parse(text: str) -> Tree:
     """
     tokens = _tokens(text)
     parser = _Parser(tokens)
-    tree = parser.sum(0)
+    tree = parser.infix(0)
     if parser.at < len(tokens):
         raise Unreadable(f"unexpected {tokens[parser.at][1]!r}")
     return tree
@@ -128,6 +126,15 @@ class _Parser:
     def expect(self, text: str) -> None:
         if not self.accept(text):
             raise Unreadable(f"expected {text!r}")
+
+    def infix(self, depth: int) -> Tree:
+        r"""A sum, or two with \over or \choose between them."""
+        tree = self.sum(depth)
+        kind, text = self.peek()
+        if kind == "cmd" and text in _INFIX:
+            self.at += 1
+            return (_INFIX[text], tree, self.sum(depth))
+        return tree
 
     def sum(self, depth: int) -> Tree:
         if depth > MAX_DEPTH:
@@ -231,16 +238,23 @@ class _Parser:
         kind, text = self.take()
         if kind in ("num", "rep"):
             if subscript and self.peek() == ("op", "_"):
-                return ("sym", text + self.subscript())  # a numeral in another base
+                base = self.subscript()
+                if base != "_10":
+                    return ("sym", text + base)  # a numeral in another base
             return ("num", numeral(text))
         if kind == "run" or (kind == "cmd" and text in GREEK):
+            if text == "C" and self.accept("("):
+                return self.combinations(depth)
             name = text if kind == "run" else "\\" + text
-            return ("sym", name + self.subscript() if subscript else name)
+            name += self.subscript() if subscript else ""
+            while self.accept("'"):
+                name += "'"
+            return ("sym", name)
         if kind == "cmd":
             return self.command(text, depth)
         if kind == "op" and text in "({[":
             bars, self.bars = self.bars, 0
-            tree = self.sum(depth + 1)
+            tree = self.infix(depth + 1)
             self.bars = bars
             self.expect({"(": ")", "{": "}", "[": "]"}[text])
             return tree
@@ -251,6 +265,14 @@ class _Parser:
             self.expect("|")
             return ("abs", tree)
         raise Unreadable(f"unexpected {text!r}")
+
+    def combinations(self, depth: int) -> Tree:
+        """C(n,k) behind its bracket; C(n), a function's value, is none."""
+        total = self.sum(depth + 1)
+        self.expect(",")
+        chosen = self.sum(depth + 1)
+        self.expect(")")
+        return ("binom", total, chosen)
 
     def subscript(self) -> str:
         if not self.accept("_"):
@@ -282,9 +304,41 @@ class _Parser:
             if kind == "num" and len(text) > 1:
                 raise Unreadable("sqrt12 can be read in two ways")
             return ("pow", self.script(depth + 1), ("div", ("num", Fraction(1)), degree))
+        if name in ("lfloor", "lceil"):
+            tree = self.sum(depth + 1)
+            if self.take() != ("cmd", "r" + name[1:]):
+                raise Unreadable(f"\\{name} is not closed")
+            return ("fn", name[1:].replace("ceil", "ceiling"), tree)
+        if name in ("sum", "prod"):
+            return self.series(name, depth)
+        if name in _ACCENTS:
+            self.expect("{")
+            tokens = []
+            while not self.accept("}"):
+                kind, text = self.take()
+                if kind != "run":
+                    raise Unreadable(f"\\{name} over more than letters")
+                tokens.append(text)
+            return ("sym", f"\\{name}{{{''.join(tokens)}}}")
         if name in FUNCTIONS:
             return self.function(name, depth)
         raise Unreadable(f"\\{name}")
+
+    def series(self, name: str, depth: int) -> Tree:
+        r"""\sum_{k=1}^{n} or \prod with its body, which reaches to the next plus or minus."""
+        self.expect("_")
+        self.expect("{")
+        index = self.take()
+        if index[0] != "run" or len(index[1]) > 1:
+            raise Unreadable("an index that is no letter")
+        self.expect("=")
+        first = self.sum(depth + 1)
+        self.expect("}")
+        self.expect("^")
+        last = self.script(depth + 1)
+        if self.peek()[0] == "end":
+            raise Unreadable("a sum of nothing")
+        return (name, index[1], first, last, self.term(depth + 1))
 
     def argument(self, depth: int) -> Tree:
         r"""An argument of \frac: a group, or one letter or digit (\frac43)."""
@@ -317,77 +371,11 @@ class _Parser:
                 if self.peek()[0] in ("num", "rep"):
                     raise Unreadable("sin x2 can be read in two ways")
                 argument = ("mul", argument, self.factor(depth + 1))
+        if name == "lg":
+            base = ("num", Fraction(10))
         tree = ("fn", name, argument) if base is None else ("log", base, argument)
         return tree if power is None else ("pow", tree, power)
 
 
-_COMMANDS = GREEK | FUNCTIONS | {"pi", "frac", "binom"}
-
-
-def exact(tree: Tree) -> Fraction | None:
-    """The rational value of a tree, or None if it has none that plain arithmetic finds.
-
-    Raises:
-      TooLarge: the value, or one on the way to it, is too large.
-      Unreadable: it is undefined (a division by zero).
-    """
-    kind, *parts = tree
-    if kind == "num":
-        return parts[0]
-    if kind in ("sym", "fn", "log"):
-        return None
-    values = [exact(part) for part in parts]
-    if kind == "pow" and values[0] is not None and values[1] is not None:
-        return _power(values[0], values[1])
-    if any(value is None for value in values):
-        return None
-    a, b = values[0], values[-1]
-    assert a is not None and b is not None, "checked above"
-    if kind == "fact":
-        return Fraction(math.factorial(_count(a)))
-    if kind == "binom":
-        return Fraction(math.comb(_count(a), _count(b)))
-    if kind == "div" and b == 0:
-        raise Unreadable("a division by zero")
-    return _bounded(
-        {
-            "add": lambda: a + b,
-            "mul": lambda: a * b,
-            "div": lambda: a / b,
-            "neg": lambda: -a,
-            "abs": lambda: abs(a),
-        }[kind]()
-    )
-
-
-def _bounded(value: Fraction) -> Fraction:
-    if _bits(value) > MAX_BITS:
-        raise TooLarge("a number of too many digits")
-    return value
-
-
-def _bits(value: Fraction) -> int:
-    return max(value.numerator.bit_length(), value.denominator.bit_length())
-
-
-def _count(value: Fraction) -> int:
-    if value.denominator != 1 or value < 0:
-        raise Unreadable("a factorial of what is not a natural number")
-    if value > MAX_FACTORIAL:
-        raise TooLarge("a factorial of a large number")
-    return int(value)
-
-
-def _power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    if base == 0 and exponent <= 0:
-        raise Unreadable("zero to a power that is not positive")
-    if exponent.denominator != 1:
-        if exponent.denominator == 2 and base >= 0:
-            roots = Fraction(math.isqrt(base.numerator), math.isqrt(base.denominator))
-            return _power(roots, Fraction(exponent.numerator)) if roots**2 == base else None
-        return None
-    if abs(exponent) * (_bits(base) - 1) > MAX_BITS or abs(exponent) > 10**9:
-        if abs(base) in (0, 1):
-            return base if exponent.numerator % 2 else abs(base)
-        raise TooLarge("a power that is too large")
-    return base ** int(exponent)
+_INFIX = {"over": "div", "choose": "binom"}
+_COMMANDS = GREEK | FUNCTIONS | _ACCENTS | {"pi", "frac", "binom", "lfloor", "lceil", "sum", "prod"}

@@ -27,19 +27,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
-
-from jaxrl_vr.config import Config
-from jaxrl_vr.types import Example, Score, Step
+from jaxrl_vr.types import Example, Metrics, Score, Step
+from jaxrl_vr.verifiers.pool_config import DAY, PoolConfig
 from jaxrl_vr.verifiers.spec import build, loads, name
+from jaxrl_vr.verifiers.tally import Result, Tally
 from jaxrl_vr.verifiers.text import encodable
 from jaxrl_vr.verifiers.worker import HEADER, MAX_FRAME, frame
 
 _START_LIMIT = 120.0  # seconds to start; generous: a busy machine is slow
 _MAX_FAILED_STARTS = 3
 _CHECK_PATIENCE = 0.2  # seconds between two looks at whether to go on waiting
-_MIN_MEMORY = 256 << 20  # twice what an interpreter with sympy maps
-_DAY = 86_400.0  # longer waits overflow the timers of some systems
 _MAIN = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from jaxrl_vr.verifiers.worker import main; main(int(sys.argv[2]), float(sys.argv[3]))"
@@ -51,32 +48,6 @@ _TURN = {
     "running": ("score", "limit", "fault"),
 }
 """What a worker may say in which state."""
-
-
-class PoolConfig(Config):
-    """How many verifier processes there are, and what one response may cost."""
-
-    workers: int = Field(default=1, ge=1, le=256)
-    """Processes that score at the same time. More when verifying lags behind sampling."""
-    deadline: float = Field(default=5.0, gt=0, le=_DAY)
-    """Seconds of wall clock for one response, loading not counted. More for slow verifiers. One
-    that runs programs keeps limits of its own and may take as long as they say."""
-    load_deadline: float = Field(default=60.0, gt=0, le=_DAY)
-    """Seconds for a worker to import a verifier. More where its module loads a model."""
-    memory: int = Field(default=2 << 30, ge=0, le=1 << 50)
-    """Bytes of address space a worker may use; 0 is no limit."""
-    max_chars: int = Field(default=100_000, ge=1)
-    """Characters of a response; a longer one is wrong without being looked at."""
-
-    @field_validator("memory")
-    @classmethod
-    def _is_enough(cls, memory: int) -> int:
-        if 0 < memory < _MIN_MEMORY:
-            raise ValueError(
-                f"is in bytes, and a worker needs at least {_MIN_MEMORY} (256 MiB) to start; "
-                "0 is no limit"
-            )
-        return memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,6 +68,7 @@ class _Worker:
     state: Literal["starting", "idle", "loading", "running"]
     due: float  # when the present state has lasted too long; not used while idle
     job: _Job | None = None  # while starting: kept for this worker
+    began: float = 0.0  # when its job began to run
     allowed: float = 0.0  # seconds that the present response may take
     unsent: memoryview = memoryview(b"")
     buffer: bytearray = dataclasses.field(default_factory=bytearray)
@@ -114,9 +86,10 @@ class Pool:
         self.config = config or PoolConfig(**settings)
         self.pending = 0
         """Jobs submitted whose score has not been handed out yet."""
-        self._lock = threading.Condition()  # guards the next four
+        self._lock = threading.Condition()  # guards the next five
         self._queue: collections.deque[_Job] = collections.deque()
-        self._done: list[tuple[int, Score]] = []
+        self._done: list[Result] = []
+        self._tally = Tally()
         self._closing = False
         self._fault: BaseException | None = None
         self._workers: list[_Worker] = []
@@ -162,6 +135,7 @@ class Pool:
             waiting()
             done = self.poll(_CHECK_PATIENCE)
             faults |= {i: score.reason for i, score in done if score.verdict == "unscorable"}
+        self.metrics()  # what was checked is no response
         if faults:
             raise ValueError("\n".join(f"{places[i]}: {faults[i]}" for i in sorted(faults)))
 
@@ -173,7 +147,7 @@ class Pool:
         if len(response) > limit:
             reason = f"limit: {len(response)} characters, more than max_chars = {limit}"
             self.pending += 1
-            self._finish(job, Score(0.0, "wrong", reason=reason))
+            self._finish(Result(job, Score(0.0, "wrong", reason=reason)))
             return
         spec = dict(example.verifier)
         self._put(job, spec, dataclasses.replace(example, verifier=spec), encodable(response))
@@ -185,11 +159,21 @@ class Pool:
         payload = frame(pickle.dumps((key, example, response), pickle.HIGHEST_PROTOCOL))
         self.pending += 1
         with self._lock:
+            self._lock.wait_for(lambda: len(self._queue) < self.config.queue or self._fault)
             self._queue.append(_Job(job, key, payload, is_check=example is None))
         self._wake()
 
     def poll(self, timeout: float = 0.0) -> list[tuple[int, Score]]:
         """Scores that are ready; with none ready, waits up to `timeout` seconds for one."""
+        return [(result.id, result.score) for result in self.results(timeout)]
+
+    def metrics(self) -> Metrics:
+        """Latency, limits and faults of the responses that were scored since the last call."""
+        with self._lock:
+            return self._tally.taken()
+
+    def results(self, timeout: float = 0.0) -> list[Result]:
+        """As `poll`, with what each score cost."""
         with self._lock:
             if self.pending and not self._closing:
                 self._lock.wait_for(lambda: self._done or self._fault, timeout)
@@ -219,16 +203,17 @@ class Pool:
         except BlockingIOError:
             pass  # full of wake-ups already
 
-    def _finish(self, job: int, score: Score) -> None:
+    def _finish(self, result: Result) -> None:
         with self._lock:
-            self._done.append((job, score))
+            self._tally.add(result)
+            self._done.append(result)
             self._lock.notify_all()
 
     # What follows runs in the pool's thread.
 
     def _run(self) -> None:
         try:
-            for _ in range(self.config.workers):
+            for _ in range(self.config.num_workers):
                 self._start(None)
             while not self._closing:
                 self._assign()
@@ -283,6 +268,7 @@ class Pool:
                 if not self._queue:
                     return None
                 job = self._queue.popleft()
+                self._lock.notify_all()  # there is room
             if job.spec not in self._unloadable:
                 return job
             self._finish_unloadable(job, self._unloadable[job.spec])
@@ -339,7 +325,8 @@ class Pool:
         if kind == "started":
             self._loaded.add(job.spec)
             worker.allowed = max(self.config.deadline, _seconds(detail))
-            worker.state, worker.due = "running", time.monotonic() + worker.allowed
+            worker.state, worker.began = "running", time.monotonic()
+            worker.due = worker.began + worker.allowed
             if not job.is_check:
                 return
         elif kind == "limit":
@@ -350,7 +337,7 @@ class Pool:
         if kind == "unloadable":
             self._give_up_loading(job, detail)
         else:
-            self._finish(job.id, _score(kind, detail))
+            self._finish(_result(job, _score(kind, detail), worker))
 
     def _enforce(self) -> None:
         now = time.monotonic()
@@ -408,7 +395,7 @@ class Pool:
 
     def _finish_unloadable(self, job: _Job, why: str) -> None:
         reason = f"the verifier does not load: {why}"
-        self._finish(job.id, Score(0.0, "unscorable", reason=reason))
+        self._finish(Result(job.id, Score(0.0, "unscorable", reason=reason)))
 
     def _overrun(self, worker: _Worker, why: str) -> None:
         self._kill(worker)
@@ -416,7 +403,8 @@ class Pool:
         job = worker.job
         assert job is not None, "only a worker with a job runs"
         if job.has_overrun:
-            self._finish(job.id, Score(0.0, "wrong", reason=f"limit: {why}, twice"))
+            score = Score(0.0, "wrong", reason=f"limit: {why}, twice")
+            self._finish(_result(job, score, worker))
             self._start(None)
         else:
             self._start(dataclasses.replace(job, has_overrun=True))
@@ -437,6 +425,11 @@ class Pool:
         process.wait()
 
 
+def _result(job: _Job, score: Score, worker: _Worker) -> Result:
+    seconds = time.monotonic() - worker.began if worker.began else 0.0
+    return Result(job.id, score, seconds, 1 + job.has_overrun)
+
+
 def _score(kind: str, detail: Any) -> Score:
     if kind == "fault":
         return Score(0.0, "unscorable", reason=detail)
@@ -448,7 +441,7 @@ def _score(kind: str, detail: Any) -> Score:
 
 def _seconds(detail: Any) -> float:
     """The time that a verifier asks for, if it is one."""
-    return float(detail) if isinstance(detail, float | int) and 0 <= detail <= _DAY else 0.0
+    return float(detail) if isinstance(detail, float | int) and 0 <= detail <= DAY else 0.0
 
 
 def _message(body: bytes) -> tuple[str, Any]:

@@ -18,9 +18,20 @@ from jaxrl_vr.verifiers.format import Format
 from jaxrl_vr.verifiers.math_answer import MathAnswer
 from jaxrl_vr.verifiers.remote import Http, Judge
 from jaxrl_vr.verifiers.sql import Sql
+from jaxrl_vr.verifiers.worked import Worked
 
 Verifier = Annotated[
-    MathAnswer | ExactMatch | Format | CodeTests | Sql | Command | Http | Judge | Weighted | Custom,
+    MathAnswer
+    | ExactMatch
+    | Worked
+    | Format
+    | CodeTests
+    | Sql
+    | Command
+    | Http
+    | Judge
+    | Weighted
+    | Custom,
     Field(discriminator="type"),
 ]
 """A verifier's config model, which is the verifier: `verifier(example, response) -> Score`, and
@@ -29,7 +40,7 @@ Verifier = Annotated[
 
 
 def build(spec: Mapping[str, Any]) -> Verifier:
-    """The verifier that `spec` (`{"type": "math", ...}`) describes. Imports nothing of the user's.
+    """The verifier that `spec` (`{"type": ...}`) describes. Imports nothing of the user's.
 
     Raises:
       ValueError: an unknown type or key, a value that does not fit.

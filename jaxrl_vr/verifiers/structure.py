@@ -1,7 +1,8 @@
 r"""The outer structure of an answer: lists, brackets, unions, matrices, relations.
 
 Lists are split at commas, "and" and "or"; `\pm` stands for two items; `x = 5` and `x \in [1, 2]`
-are named values, an inequality in one variable is its interval. Whatever is inside is a Leaf.
+are named values, an inequality in one variable is its interval. Whatever is inside is a Leaf. Sets
+of real numbers, however they are written, compare in `realset`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,17 @@ import dataclasses
 import re
 
 from jaxrl_vr.verifiers.expression import GREEK
-from jaxrl_vr.verifiers.latex import SET_CLOSE, SET_OPEN, key
+from jaxrl_vr.verifiers.latex import SET_OPEN, key
+from jaxrl_vr.verifiers.matrices import determinant_or_rows
+from jaxrl_vr.verifiers.split import (
+    CLOSE,
+    OPEN,
+    RELATION,
+    encloses,
+    outside_brackets,
+    split,
+    split_at,
+)
 
 _MAX_ITEMS = 60
 _MAX_DEPTH = 12
@@ -56,27 +67,35 @@ class Named:
 
 @dataclasses.dataclass(frozen=True)
 class Equation:
-    """Any other relation; `sides` if it is one equation."""
+    """Any other relation: its sides and the signs between them."""
 
     text: str
-    sides: tuple[str, str] | None
+    sides: tuple[str, ...]
+    signs: tuple[str, ...]
 
 
 Node = Leaf | Group | Union | Matrix | Named | Equation
 
-_MATRIX = re.compile(r"\\begin\s*\{([pb]matrix|matrix)\}(.*)\\end\s*\{\1\}", re.DOTALL)
-_CONJUNCTION = re.compile(r"\s*,?\s*(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])\s*")
+CONJUNCTION = re.compile(
+    r"\s*,?\s*(?:(?<![a-zA-Z\\])(?:and|or)(?![a-zA-Z])|\\(?:land|lor|wedge|vee)(?![a-zA-Z]))\s*"
+)
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_SPACED_THOUSANDS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
-_RELATION = re.compile(r"(=|<|>|\\(?:le|ge|ne|in|approx|equiv|sim)(?![a-zA-Z]))")
+_SPACED_THOUSANDS = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?=(?:\.\d+)?\D*$)")
+_APPROXIMATELY = re.compile(r"\\(?:approx|doteq|simeq)(?![a-zA-Z])")
 _NAME = re.compile(
     r"(?:[a-zA-Z]|\\(?:"
     + "|".join(sorted(GREEK))
-    + r"))(?:_(?:\w|\{\w+\}))?(?:\([a-zA-Z](?:,[a-zA-Z])*\))?"
+    + r"))'*(?:_(?:\w|\{\w+\}))?'*(?:\([a-zA-Z](?:,[a-zA-Z])*\))?"
 )
-_TUPLE_NAME = re.compile(r"\([a-zA-Z](?:_\w)?(?:,[a-zA-Z](?:_\w)?)+\)")
+_TUPLE_NAME = re.compile(r"\([a-zA-Z](?:_\w|_\{\w+\})?(?:,[a-zA-Z](?:_\w|_\{\w+\})?)+\)")
+_OBJECT = r"(?:\\(?:angle|triangle|overline|vec|hat)\s*)?\{?[A-Z]+\}?(?:_(?:\w|\{\w+\}))?"
+_QUANTITY = re.compile(
+    rf"\|{_OBJECT}\||{_OBJECT}:{_OBJECT}|\\frac\{{{_OBJECT}\}}\{{{_OBJECT}\}}|{_OBJECT}/{_OBJECT}|"
+    rf"\\angle\s*[A-Z]{{1,3}}|[A-Z]{{2,4}}|(?:[PENSV]|Pr)\([A-Z]\w?(?:\||\\mid )?[A-Z]?\)|"
+    r"[a-zA-Z]\(-?\d+\)|[a-zA-Z]{4,}"
+)
+"""What geometry and probability call a number: |AB|, S_1:S_2, AB/CD, P(A), Area."""
 _NO_NAME = {"\\pi", "e", "i", "\\infty"}
-_OPEN, _CLOSE = "([{" + SET_OPEN, ")]}" + SET_CLOSE
 _FLIP = {"<": ">", ">": "<", r"\le": r"\ge", r"\ge": r"\le"}
 
 
@@ -85,26 +104,30 @@ def read(text: str, depth: int = 0, inside: bool = False) -> Node:
     text = text.strip()
     if depth > _MAX_DEPTH:
         return Leaf(text)
-    if match := _MATRIX.fullmatch(text):
-        rows = [row for row in match[2].split("\\\\") if row.strip()]
-        if (
-            len(rows) <= _MAX_ITEMS
-            and match[2].count("&") <= _MAX_ITEMS
-            and "begin" not in match[2]
-        ):
-            return Matrix(tuple(_items(row.split("&"), depth) for row in rows))
-        return Leaf(text)
+    if r"\begin" in text:
+        return _matrix(text, depth)
     if not inside:
-        if _SPACED_THOUSANDS.fullmatch(text):
-            return Leaf(text.replace(" ", ""))
-        text = _outside_brackets(text, _THOUSANDS, lambda match: match[0].replace(",", ""))
-    text = _outside_brackets(text, _CONJUNCTION, lambda match: ",")
-    items = [item for item in _split(text, ",") if item.strip()]
+        text = _SPACED_THOUSANDS.sub(lambda match: match[0].replace(" ", ""), text)
+        text = outside_brackets(text, _THOUSANDS, lambda match: match[0].replace(",", ""))
+    text = outside_brackets(text, CONJUNCTION, lambda match: ",")
+    rows = [row for row in split(text, ";") if row.strip(" ,")]
+    if 1 < len(rows) <= _MAX_ITEMS:
+        return Group("", _rows(rows, depth))
+    items = [item for item in split(text, ",") if item.strip()]
     if len(items) > _MAX_ITEMS:
         return Leaf(text)
     if len(items) > 1:
         return Group("", _items(items, depth))
     return _relation(items[0].strip() if items else text, depth)
+
+
+def _rows(texts: list[str], depth: int) -> tuple[Node, ...]:
+    """Of `p=5, q=2; p=7, q=2`: what stands between semicolons belongs together."""
+    nodes = [read(text, depth + 1, inside=True) for text in texts]
+    return tuple(
+        Group("()", node.items) if isinstance(node, Group) and node.kind == "" else node
+        for node in nodes
+    )
 
 
 def _items(texts: list[str], depth: int) -> tuple[Node, ...]:
@@ -116,30 +139,56 @@ def _items(texts: list[str], depth: int) -> tuple[Node, ...]:
     return tuple(items)
 
 
+def _matrix(text: str, depth: int) -> Node:
+    """A matrix, a sum of matrices, or `x = ` one; a determinant is its value."""
+    before, equals, value = text.partition("=")
+    name = key(before.strip())
+    if equals and is_name(name):
+        return Named(name, _matrix(value.strip(), depth), None)
+    found = determinant_or_rows(text)
+    if isinstance(found, str):
+        return Leaf(found)
+    if found is None or len(found) * max(map(len, found)) > _MAX_ITEMS:
+        return Leaf(text)
+    return Matrix(tuple(_items(row, depth) for row in found))
+
+
 def _relation(text: str, depth: int) -> Node:
-    parts = _split_relation(text)
+    parts = split_at(text, RELATION)
     sides, signs = [part.strip() for part in parts[::2]], parts[1::2]
+    if about := [i for i, sign in enumerate(signs) if _APPROXIMATELY.fullmatch(sign)]:
+        # Only what is before the first "about" is exact.
+        sides, signs = sides[: about[0] + 1], signs[: about[0]]
+        if not sides[-1]:
+            return read(_APPROXIMATELY.split(text)[-1], depth + 1)
+        text = "".join(a + b for a, b in zip(sides, [*signs, ""], strict=True))
     if not signs:
         return _union(text, depth)
+    whole = Equation(key(text), tuple(sides), tuple(signs))
     if not all(sides):
-        return Equation(key(text), None)
-    equation = (sides[0], sides[1]) if signs == ["="] else None
+        return whole
+    if signs == ["="] and is_name(key(sides[1])) and not is_name(key(sides[0])):
+        sides.reverse()
     name = key(sides[0])
-    if signs in (["="], [r"\in"]) and _is_name(name):
+    if signs in (["="], [r"\in"]) and is_name(name):
         name = name.partition("(")[0] or name
+        equation = (sides[0], sides[1]) if signs == ["="] else None
         return Named(name, read(sides[1], depth + 1), equation)
     if all(sign in _FLIP for sign in signs):
-        return _interval(sides, signs, depth) or Equation(key(text), None)
-    return Equation(key(text), equation)
+        return _interval(sides, signs, depth) or whole
+    return whole
 
 
-def _is_name(text: str) -> bool:
-    return bool(_NAME.fullmatch(text) or _TUPLE_NAME.fullmatch(text)) and text not in _NO_NAME
+def is_name(text: str) -> bool:
+    """Whether a side of an equation only names the other."""
+    if text in _NO_NAME:
+        return False
+    return any(form.fullmatch(text) for form in (_NAME, _TUPLE_NAME, _QUANTITY))
 
 
 def _interval(sides: list[str], signs: list[str], depth: int) -> Named | None:
     """x < 3, 3 > x and 1 < x <= 2 as a named interval."""
-    if len(sides) == 2 and _is_name(key(sides[1])):
+    if len(sides) == 2 and is_name(key(sides[1])):
         sides, signs = sides[::-1], [_FLIP[signs[0]]]
     if len(sides) == 2 and signs[0] in (">", r"\ge"):
         low, high, name = (signs[0], sides[1]), None, sides[0]
@@ -151,7 +200,7 @@ def _interval(sides: list[str], signs: list[str], depth: int) -> Named | None:
         low, high, name = (signs[1], sides[2]), (signs[0], sides[0]), sides[1]
     else:
         return None
-    if not _is_name(key(name)):
+    if not is_name(key(name)):
         return None
     left = "[" if low and low[0] in (r"\le", r"\ge") else "("
     right = "]" if high and high[0] in (r"\le", r"\ge") else ")"
@@ -160,7 +209,7 @@ def _interval(sides: list[str], signs: list[str], depth: int) -> Named | None:
 
 
 def _union(text: str, depth: int) -> Node:
-    parts = _split(text.replace(r"\cup", "\N{UNION}"), "\N{UNION}")
+    parts = split(re.sub(r"\\cup(?![a-zA-Z])", "\N{UNION}", text), "\N{UNION}")
     if len(parts) > _MAX_ITEMS:
         return Leaf(text)
     if len(parts) > 1:
@@ -169,9 +218,10 @@ def _union(text: str, depth: int) -> Node:
 
 
 def _brackets(text: str, depth: int) -> Node:
-    if len(text) > 2 and text[0] in _OPEN and text[-1] in _CLOSE and _encloses(text):
+    if len(text) > 2 and text[0] in OPEN and text[-1] in CLOSE and encloses(text):
         is_set = text[0] in ("{", SET_OPEN)
-        items = [item for item in _split(text[1:-1], ",") if item.strip()]
+        separators = ",;" if ";" not in text or "," not in text else ","
+        items = [item for item in split(text[1:-1], separators) if item.strip()]
         if is_set and (len(items) > 1 or text[0] == SET_OPEN) and len(items) <= _MAX_ITEMS:
             return Group("{}", _items(items, depth))
         if not is_set and 1 < len(items) <= _MAX_ITEMS:
@@ -184,41 +234,3 @@ def _brackets(text: str, depth: int) -> Node:
         minus = text.replace(r"\pm", "-").replace(r"\mp", "+")
         return Group("", (Leaf(plus.strip()), Leaf(minus.strip())))
     return Leaf(text)
-
-
-def _depths(text: str) -> list[int]:
-    """The bracket depth at each character, a bracket itself counted as inside."""
-    depths, depth = [], 0
-    for character in text:
-        depth += character in _OPEN
-        depths.append(depth)
-        depth -= character in _CLOSE
-    return depths
-
-
-def _encloses(text: str) -> bool:
-    """Whether the first bracket is closed by the last character, and not before."""
-    depths = _depths(text)
-    return not any(depths[i] == 1 and c in _CLOSE for i, c in enumerate(text[:-1]))
-
-
-def _split(text: str, separator: str) -> list[str]:
-    depths = _depths(text)
-    cuts = [i for i, c in enumerate(text) if c == separator and depths[i] == 0]
-    return [text[a + 1 : b] for a, b in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
-
-
-def _split_relation(text: str) -> list[str]:
-    """Sides and signs in turn, split outside brackets."""
-    depths = _depths(text)
-    parts, end = [], 0
-    for match in _RELATION.finditer(text):
-        if depths[match.start()] == 0:
-            parts += [text[end : match.start()], match[0]]
-            end = match.end()
-    return [*parts, text[end:]]
-
-
-def _outside_brackets(text: str, pattern: re.Pattern[str], new) -> str:
-    depths = _depths(text)
-    return pattern.sub(lambda m: new(m) if depths[m.start()] == 0 else m[0], text)

@@ -9,12 +9,14 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from jaxrl_vr.verifiers.expression import TooLarge, Tree, Unreadable, exact
+from jaxrl_vr.verifiers.expression import TooLarge, Tree, Unreadable
+from jaxrl_vr.verifiers.rational import exact, substituted
 
 _MAX_EXPONENT = 1000
 _MAX_SYMBOLIC_EXPONENT = 30  # of a sum with symbols, which is expanded
 _MAX_SIZE = 1e100
 _MAX_NODES = 600
+_MAX_TERMS = 50  # of a sum with symbols that is written out
 _DIGITS = 40
 # What sympy is known to raise on expressions it cannot handle: then nothing is proven.
 _SYMPY_ERRORS = (
@@ -29,18 +31,21 @@ _SYMPY_ERRORS = (
 
 
 def equal(a: Tree, b: Tree) -> bool:
-    """Whether a = b is proven for all real values of the symbols."""
+    """Whether a = b is proven for all real values of the symbols at which they are real."""
     try:
         x, y = _bounded(a), _bounded(b)
-        return _is_zero(x - y)
+        if _is_zero(x - y):
+            return True
+        positive = {s: _as_positive(s) for s in _positive_symbols(x, y)}
+        return bool(positive) and _is_zero(x.subs(positive) - y.subs(positive))
     except (TooLarge, Unreadable, *_SYMPY_ERRORS):
         return False
 
 
-def proportional(a: Tree, b: Tree) -> bool:
+def proportional(a: Tree, b: Tree, *, positive: bool = False) -> bool:
     """Whether a = c b for a number c other than zero: the equations a = 0 and b = 0 are the same.
 
-    Both must hold a symbol.
+    Both must hold a symbol. With `positive`, c > 0: then a < 0 and b < 0 are the same.
     """
     try:
         x, y = _bounded(a), _bounded(b)
@@ -49,9 +54,21 @@ def proportional(a: Tree, b: Tree) -> bool:
         import sympy
 
         ratio = sympy.cancel(x / y)
-        return bool(ratio.is_number and ratio.is_finite and not _is_zero(ratio))
+        if not (ratio.is_number and ratio.is_finite) or _is_zero(ratio):
+            return False
+        return not positive or bool(ratio.is_positive)
     except (TooLarge, Unreadable, *_SYMPY_ERRORS):
         return False
+
+
+def value(tree: Tree) -> float | None:
+    """The real value of a tree without symbols, to about 15 digits."""
+    try:
+        x = _bounded(tree)
+        number = None if x.free_symbols else _evaluated(x)
+        return float(number) if number is not None and number.is_real else None
+    except (TooLarge, Unreadable, *_SYMPY_ERRORS):
+        return None
 
 
 def between(tree: Tree, low: Fraction, high: Fraction) -> bool:
@@ -64,6 +81,28 @@ def between(tree: Tree, low: Fraction, high: Fraction) -> bool:
         return all(bool(gap.is_real and gap > 0) for gap in gaps)
     except (TooLarge, Unreadable, *_SYMPY_ERRORS):
         return False
+
+
+def _positive_symbols(x: Any, y: Any) -> list[Any]:
+    """The symbols that must be positive for each of both to be real, as in sqrt(n)."""
+    import sympy
+
+    symbols = sorted(x.free_symbols & y.free_symbols, key=str)
+    if not (x.atoms(sympy.Pow) | x.atoms(sympy.log)) or len(symbols) > 4:
+        return []
+    found = []
+    for symbol in symbols:
+        point = {s: sympy.Rational(-11 if s == symbol else 5, 7) for s in symbols}
+        values = [sympy.N(each.subs(point), 15) for each in (x, y)]
+        if all(value.is_Number is False and value.is_real is False for value in values):
+            found.append(symbol)
+    return found
+
+
+def _as_positive(symbol: Any) -> Any:
+    import sympy
+
+    return sympy.Symbol(symbol.name, positive=True)
 
 
 def _evaluated(x: Any) -> Any:
@@ -108,6 +147,8 @@ def _size(tree: Tree) -> float:
         return 4.0
     if kind in ("fact", "binom"):
         raise Unreadable("a factorial of a symbol")
+    if kind in ("sum", "prod"):
+        return max(_size(part) for part in parts if isinstance(part, tuple))
     sizes = [_size(part) for part in parts if isinstance(part, tuple)]
     if kind == "pow":
         return _power_size(parts[0], parts[1], sizes[0], sizes[1])
@@ -167,6 +208,8 @@ def _build(tree: Tree) -> Any:
             return sympy.Function("log_of_unknown_base")(x)
         name = str(parts[0]).replace("arc", "a")
         return getattr(sympy, "log" if name == "ln" else name)(x)
+    if kind in ("sum", "prod"):
+        return _series(kind, *parts)
     x, *rest = (_build(part) for part in parts)
     if kind == "neg":
         return -x
@@ -178,6 +221,32 @@ def _build(tree: Tree) -> Any:
     if kind == "pow" and y.is_Rational and y.q % 2 == 1 and y.q > 1 and x.is_negative:
         return -((-x) ** y) if y.p % 2 else (-x) ** y  # the real root
     return {"add": x.__add__, "mul": x.__mul__, "div": x.__truediv__, "pow": x.__pow__}[kind](y)
+
+
+def _series(kind: str, index: str, first: Tree, last: Tree, body: Tree) -> Any:
+    """Written out where it is short, in closed form where sympy finds one."""
+    import sympy
+
+    low, high = exact(first), exact(last)
+    if low is not None and high is not None:
+        if not low.denominator == high.denominator == 1 or not 0 <= high - low < _MAX_TERMS:
+            raise TooLarge("a sum of many terms")
+        terms = [
+            _build(substituted(body, index, ("num", Fraction(k))))
+            for k in range(int(low), int(high) + 1)
+        ]
+        return sympy.Add(*terms) if kind == "sum" else sympy.Mul(*terms)
+    k, ends, term = sympy.Symbol(index, real=True), (_build(first), _build(last)), _build(body)
+    if _names_index(body, index):  # a_k depends on k though sympy does not see it
+        return sympy.Function(kind)(term, k, *ends)
+    return sympy.summation(term, (k, *ends)) if kind == "sum" else sympy.product(term, (k, *ends))
+
+
+def _names_index(tree: Tree, index: str) -> bool:
+    if tree[0] == "sym":
+        _, _, subscript = tree[1].partition("_")
+        return index in subscript
+    return any(_names_index(part, index) for part in tree[1:] if isinstance(part, tuple))
 
 
 def _is_zero(difference: Any) -> bool:

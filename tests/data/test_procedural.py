@@ -145,7 +145,7 @@ def test_words_and_compare():
     e = arithmetic(digits=2, style="words").example(0, 0)
     a, b = e.id.split("+")
     assert e.prompt == f"What is {a} + {b}?"
-    assert e.verifier == {"type": "math", "extract": "last_number"}
+    assert e.verifier == {"type": "math_answer", "extract": "last_number"}
     c = CompareSource(name="c").example(0, 0)
     a, b = c.id.split("|")
     assert c.prompt == f"Which of the two numbers is larger, {a} or {b}?"

@@ -38,7 +38,7 @@ def test_named_fields(tmp_path):
         {"q": "2+2?", "a": [4, 5], "demo": "4", "key": 7, "level": 2.5},
     )
     fields = dict(prompt="q", reference="a", completion="demo", id="key", difficulty="level")
-    verifier = {"type": "math"}
+    verifier = {"type": "math_answer"}
     found = items(type="jsonl", path=path, fields=fields, verifier=verifier)
     assert found == (
         Example("x", "1+1?", "2", verifier, "s", 3.0, "It is 2"),
@@ -63,6 +63,22 @@ def test_chats(tmp_path):
         ((Message("user", "q"),), "a"),
         ((Message("user", "q"),), None),
     ]
+
+
+def test_pairs_of_texts_and_of_chats(tmp_path):
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "better"}]
+    worse = [{"role": "assistant", "content": "worse"}]
+    path = write(
+        tmp_path / "a.jsonl",
+        {"prompt": "q", "chosen": chat, "rejected": worse},
+        {"prompt": "q", "chosen": "better", "rejected": "worse"},
+        {"prompt": "q", "chosen": chat[:1], "rejected": "worse"},
+    )
+    fields = {"completion": "chosen", "rejected": "rejected"}
+    found = items(type="jsonl", path=path, fields=fields, limit=2)
+    assert [(e.prompt, e.completion, e.rejected) for e in found] == [("q", "better", "worse")] * 2
+    with pytest.raises(ValueError, match="a.jsonl:3: field 'chosen' is a chat that does not end"):
+        items(type="jsonl", path=path, fields=fields)
 
 
 def test_plain_text(tmp_path):
@@ -332,7 +348,7 @@ def test_gsm8k_by_its_own_fields():
     if not path.exists():
         pytest.skip("../shared/data/gsm8k is not there")
     fields = {"prompt": "question", "reference": "answer"}
-    found = items(type="jsonl", path=str(path), fields=fields, verifier={"type": "math"})
+    found = items(type="jsonl", path=str(path), fields=fields, verifier={"type": "math_answer"})
     assert len(found) == 1319
     assert found[0].prompt.startswith("Janet")
     assert found[0].reference.endswith("#### 18")

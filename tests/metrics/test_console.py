@@ -49,7 +49,7 @@ def test_a_line_has_stage_steps_key_metrics_and_time_left():
     metrics = "reward 0.5  accuracy 25.0 %  length 22.0  rollout tokens/s 12.3k"
     # The first step compiles, so the estimate is 5 s for each that is left.
     assert out.getvalue().splitlines() == [
-        "rl: 10 steps, 2 done",
+        "rl: 10 steps, 2 done; the first one takes longer, for it compiles",
         f"rl 3/10  {metrics}",
         f"rl 4/10  {metrics}  0:30 left",
         f"rl 5/10  {metrics}  0:25 left",

@@ -23,7 +23,7 @@ def rollout(id, text, logp, source, score, finish="stop"):
     )
 
 
-RIGHT = Score(1.0, "right", {"math": 1.0, "format": math.nan}, "2 equals 2")
+RIGHT = Score(1.0, "right", {"math_answer": 1.0, "format": math.nan}, "2 equals 2")
 GROUP = Group(
     Example("e1", "1+1=", "2", source="sums"),
     (
@@ -65,7 +65,7 @@ def test_a_line_says_what_was_sampled_and_why_it_scored(tmp_path):
         "score": {
             "value": 1.0,
             "verdict": "right",
-            "components": {"math": 1.0, "format": None},
+            "components": {"math_answer": 1.0, "format": None},
             "reason": "2 equals 2",
         },
         "advantage": 0.5,

@@ -86,7 +86,7 @@ def test_build_by_hand():
     }
     for name, values in expected.items():
         np.testing.assert_array_equal(getattr(batch, name), [[values]], err_msg=name)
-    assert batch.ref_logp is batch.old_value is batch.returns is None
+    assert batch.ref_logp is batch.old_value is batch.returns is batch.imitation is None
 
 
 def test_build_of_what_each_token_has_by_hand():
@@ -95,6 +95,7 @@ def test_build_of_what_each_token_has_by_hand():
             name: np.arange(n) + start
             for start, name in enumerate(("old_logp", "ref_logp", "old_value", "returns", "adv"))
         }
+        arrays["imitation"] = np.arange(n) / 4
         return Trajectory(np.arange(n), np.arange(n) > 0, **{**arrays, **more})
 
     batch = build([of(2), of(3)], np.ones(2), Shape(row_length=6, rows=1))
@@ -104,11 +105,18 @@ def test_build_of_what_each_token_has_by_hand():
         "old_value": [2, 3, 4, 2, 3, 0],
         "returns": [3, 4, 5, 3, 4, 0],
         "adv": [4, 5, 6, 4, 5, 0],
+        "imitation": [0, 0.25, 0.5, 0, 0.25, 0],
         "sampler_logp": [0] * 6,
     }
     for name, values in expected.items():
         np.testing.assert_array_equal(getattr(batch, name), [[values]], err_msg=name)
         assert getattr(batch, name).dtype == np.float32
+    assert batch.selected is None and batch.weight[0, 0].tolist() == [0, 1, 1, 0, 1, 0]
+    selected = np.array([False, True])
+    batch = build([of(2, selected=selected, counts=~selected)], np.ones(1), Shape(2, 1))
+    assert batch.selected.tolist() == [[[False, True]]]
+    # What does not count has no weight and stays in the mask.
+    assert batch.mask.tolist() == [[[False, True]]] and not batch.weight.any()
     with pytest.raises(ValueError, match="trajectory 1: has no returns, but others have"):
         build([of(2), of(3, returns=None)], np.ones(2), Shape(6, 1))
 

@@ -8,12 +8,14 @@ import pytest
 import reference
 from pydantic import TypeAdapter, ValidationError
 
-from jaxrl_vr.losses import advantages, returns, shaping
+from jaxrl_vr.losses import advantages, returns, selection, shaping, supervised
 from jaxrl_vr.rollout.groups import Samples
 from jaxrl_vr.train.advantage import Advantage, compiled
-from jaxrl_vr.train.objectives import PolicyUnion
+from jaxrl_vr.train.imitation import LmMix
+from jaxrl_vr.train.objectives import ClipCov, KlCov, PolicyUnion
 from jaxrl_vr.train.offpolicy import Offpolicy
 from jaxrl_vr.train.penalty import Kl
+from jaxrl_vr.train.selection import TopEntropy
 from jaxrl_vr.train.shaping import Shaping
 from jaxrl_vr.train.weights import Weights
 
@@ -21,6 +23,7 @@ REWARD = np.array([[1, 0, 0, 1], [0.5, 0.5, 0.5, 0.5], [1, 0, 2, 0]], np.float32
 VALID = np.array([[1, 1, 1, 1], [1, 1, 1, 1], [1, 1, 0, 1]], bool)
 COMPLETION = np.array([[2, 5, 3, 4], [6, 1, 1, 2], [3, 3, 3, 3]])
 LENGTH = np.array([2, 5, 0, 3])
+BASELINE = np.array([0.25, 1.0, 0.0], np.float32)
 GROUP = np.array([0, 0, 1, 1])
 
 
@@ -46,6 +49,7 @@ def samples(**more):
         "step_end": np.stack([0 * COMPLETION, COMPLETION - 1], axis=2).astype(np.int32),
         "step_mask": np.ones((3, 4, 2), bool),
         "value": np.where(mask, 0.25, 7.0).astype(np.float32),
+        "baseline": BASELINE,
     }
     return Samples(**{**fields, **more})
 
@@ -62,6 +66,9 @@ OWN_FIELDS = {
     "component",
     "weights",
     "over_batch",
+    *("data", "batch", "loss_on", "max_tokens"),  # of lm_mix: which texts
+    *("low", "high", "fraction"),  # of clip_cov and kl_cov: which tokens
+    "samples",  # of fixed_baseline: how many answers make the baseline
 }
 SHAPING_FUNCTIONS = {
     "overlong_penalty": shaping.overlong_penalty,
@@ -84,7 +91,19 @@ FUNCTIONS = [
         for model in members(Advantage)
         if "over_batch" in model.model_fields
     ),
+    (LmMix, supervised.pretraining_mix),
+    (TopEntropy, selection.entropy_threshold),
 ]
+SELECTIONS = [(ClipCov, selection.select_clip_cov), (KlCov, selection.select_kl_cov)]
+
+
+@pytest.mark.parametrize("model, function", SELECTIONS)
+def test_fields_of_a_selection_have_the_defaults_of_its_function(model, function):
+    parameters = inspect.signature(function).parameters.values()
+    found = {
+        p.name: model.model_fields[p.name].default for p in parameters if p.kind is p.KEYWORD_ONLY
+    }
+    assert found == {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 @pytest.mark.parametrize("model, function", FUNCTIONS, ids=lambda x: getattr(x, "__name__", ""))
@@ -117,6 +136,8 @@ EXPECTED_ADVANTAGES = {
         {"type": "leave_one_out"},
         reference.group_center(REWARD, VALID) * np.array([[4 / 3], [4 / 3], [3 / 2]]),
     ),
+    "remax": ({"type": "remax"}, np.where(VALID, REWARD - BASELINE[:, None], 0)),
+    "fixed_baseline": ({"type": "fixed_baseline"}, np.where(VALID, REWARD - BASELINE[:, None], 0)),
     "reward": ({"type": "reward"}, np.where(VALID, REWARD, 0)),
     # Lengths 2 5 3 4 weigh the rewards 1 0 0 1: 6 / 14; 0.5; 3 / 9.
     "opo": (

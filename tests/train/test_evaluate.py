@@ -12,7 +12,7 @@ from jaxrl_vr.train.evaluate import summarise, write_answers
 from jaxrl_vr.types import Example, Group, Message, Rollout, Score
 
 TOKENIZER = ByteTokenizer()
-MATH = {"type": "math", "extract": "last_number"}
+MATH = {"type": "math_answer", "extract": "last_number"}
 
 
 def rollout(text, verdict, *, finish="stop"):

@@ -107,12 +107,12 @@ SUMS = 'tasks = ["sums"]\n'
         ('stages.after.tasks=[""]', ["stages.after.tasks", "''", "there are ['sums']"]),
         ("stages.grpo.eval={ every = 1 }", ["stages.grpo.eval.tasks", "missing"]),
         (
-            'data.twos.verifier={ type = "maths" }',
-            ["data.twos.verifier", '"maths"', "did you mean `math`?"],
+            'data.twos.verifier={ type = "math_answers" }',
+            ["data.twos.verifier", '"math_answers"', "did you mean `math_answer`?"],
         ),
         (
-            'data.twos.verifier={ type = "math", extract = "box" }',
-            ["data.twos.verifier", 'extract = "box"', '"boxed" or "last_number"'],
+            'data.twos.verifier={ type = "math_answer", extract = "box" }',
+            ["data.twos.verifier", 'extract = "box"', "did you mean `boxed`?"],
         ),
         (
             'data.twos.verifier={ type = "custom", path = "no_colon" }',
@@ -334,6 +334,16 @@ def test_what_only_later_stages_use_may_change(tmp_path, override):
 def test_keys_that_may_not(tmp_path, override, line):
     (found,) = changed(tmp_path, override)
     assert found.startswith(line)
+
+
+def test_texts_that_are_mixed_in_may_not_change(tmp_path):
+    texts = '[[data]]\nname = "texts"\ntype = "arithmetic"\ndigits = 1\n'
+    mix = 'lm_mix = { data = ["texts"], batch = 2 }'
+    path = config(tmp_path, rl("rl", more=mix), data=ONES + texts)
+    before = load(RunConfig, [path])
+    after = load(RunConfig, [path], ["data.texts.digits=2"])
+    parts = (settled(before, 1, []), settled(after, 1, []))
+    assert difference(*parts, may_change=MAY_CHANGE) == ["data.texts.digits: was 1, now 2"]
 
 
 # Schedules

@@ -248,6 +248,59 @@ def test_what_stands_outside_the_mask_does_not_matter(poison):
     jax.tree.map(np.testing.assert_array_equal, found, baseline())
 
 
+def with_imitation():
+    """The rollouts, of which every third is imitated, and two texts that only are."""
+    rng = np.random.default_rng(2)
+    rollouts = [
+        dataclasses.replace(t, imitation=np.where(t.mask, 0.01 * (i % 3 == 0), 0.0))
+        for i, t in enumerate(ROLLOUTS)
+    ]
+    texts = [
+        Trajectory(
+            token_ids=rng.integers(0, 32, n),
+            mask=np.zeros(n, bool),
+            imitation=np.where(np.arange(n) > 0, 0.02, 0.0),
+            group=9,
+        )
+        for n in (7, 12)
+    ]
+    return rollouts + texts
+
+
+def test_imitation_adds_the_likelihood_with_its_weights():
+    every = with_imitation()
+    batch = batch_of(every, SHAPE)
+    loss, _, metrics = found_on(mesh_of(), batch)
+    plain, _, plain_metrics = baseline()
+    params = params_on(mesh_of())
+    micro = jax.tree.map(lambda a: a[0], batch)
+    logp = np.asarray(ROW_LOGPROBS(MODEL, params, micro)[0], np.float64)
+    added = -np.sum(micro.imitation * logp)
+    assert added > 0.5
+    assert loss - plain == pytest.approx(added, rel=1e-5)
+    # What is only imitated counts in no metric of the policy.
+    for name in ("policy/entropy", "policy/kl", "mismatch/mean"):
+        assert metrics[name].count == plain_metrics[name].count
+        assert metrics[name].sum == pytest.approx(plain_metrics[name].sum, rel=1e-5)
+    imitated = micro.imitation > 0
+    for name, of_it in (("policy/positive_nll", micro.mask), ("lm/nll", ~micro.mask)):
+        assert metrics[name].count == np.sum(imitated & of_it)
+        assert metrics[name].sum == pytest.approx(-np.sum(logp[imitated & of_it]), rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [Shape(24, 1), Shape(48, 4)], ids=["apart", "packed"])
+def test_cutting_does_not_matter_for_imitation(shape):
+    # Apart, the texts are micro-batches of their own, in which nothing trains by reward.
+    whole, batch = batch_of(with_imitation(), SHAPE), batch_of(with_imitation(), shape)
+    assert_same(found_on(mesh_of(), batch), found_on(mesh_of(), whole), batch)
+
+
+def test_imitation_of_what_is_sharded():
+    batch = batch_of(with_imitation(), Shape(24, 8))
+    found = found_on(mesh_of(8, fsdp=2, data=4), batch)
+    assert_same(found, found_on(mesh_of(), batch), batch)
+
+
 def test_nothing_to_train():
     batch = batch_of(ROLLOUTS, SHAPE)
     batch = dataclasses.replace(batch, mask=np.zeros_like(batch.mask))
@@ -315,7 +368,7 @@ def shared():
 
 def test_score_is_the_log_prob_that_update_takes():
     learner, batch = shared()
-    score = learner.score(params_on(mesh_of()), batch)
+    score = learner.score(params_on(mesh_of()), batch)["logp"]
     micro = jax.tree.map(lambda a: a[0], batch)
     logp, _ = ROW_LOGPROBS(MODEL, params_on(mesh_of()), micro)
     np.testing.assert_allclose(score[0], logp, atol=1e-6)

@@ -431,7 +431,7 @@ def test_much_output_and_much_input():
 
 
 def test_the_pool_scores_each_response_once_whatever_it_does():
-    spec = {"type": "code", "limits": {"cpu": 1.0, "wall": 60.0}}
+    spec = {"type": "code_tests", "limits": {"cpu": 1.0, "wall": 60.0}}
     programs = [
         "def f(): return 1",
         "def f(): return 2",
@@ -453,7 +453,7 @@ def test_the_pool_scores_each_response_once_whatever_it_does():
 
 
 def test_a_verifier_may_take_longer_than_the_deadline_of_the_pool():
-    spec = {"type": "code", "limits": {"cpu": 5.0, "wall": 60.0}}
+    spec = {"type": "code_tests", "limits": {"cpu": 5.0, "wall": 60.0}}
     response = "```python\nimport time\ntime.sleep(1)\ndef f(): return 1\n```"
     with Pool(deadline=0.5) as pool:
         pool.submit(0, Example("0", "q", "assert f() == 1", verifier=spec), response)
@@ -475,7 +475,7 @@ def test_it_refuses_where_nothing_holds_and_runs_if_told_so():
 
 
 def test_a_refusal_is_known_before_the_run():
-    spec = {"type": "code", "levels": []}
+    spec = {"type": "code_tests", "levels": []}
     with Pool() as pool, pytest.raises(ValueError, match="data.code.*cannot be isolated"):
         pool.check({"data.code": spec})
 
@@ -488,8 +488,8 @@ def test_rewards_are_the_same_in_every_run():
 
 
 def test_spec_builds_it_and_it_may_be_a_part():
-    assert build({"type": "code", "reward": "fraction"}) == CodeTests(reward="fraction")
-    parts = [{"verifier": {"type": "code"}}, {"verifier": {"type": "format"}, "weight": 0.1}]
+    assert build({"type": "code_tests", "reward": "fraction"}) == CodeTests(reward="fraction")
+    parts = [{"verifier": {"type": "code_tests"}}, {"verifier": {"type": "format"}, "weight": 0.1}]
     weighted = build({"type": "weighted", "parts": parts})
     example = Example("0", "q", "assert f() == 1")
     assert weighted(example, "```python\ndef f(): return 1\n```").verdict == "right"

@@ -187,11 +187,12 @@ def test_different(a, b):
         (r"\boxed{71}, \boxed{72}", "wrong"),
         (r"\boxed{72}, \boxed{72}", "right"),
         (r"<think>\boxed{1}</think> \boxed{72}", "right"),
-        (r"<think>\boxed{72}</think> I do not know", "no_answer"),
+        (r"<think>\boxed{72}</think> I do not know", "wrong"),
+        (r"<think>\boxed{72}</think>", "no_answer"),
         (r"<think>\boxed{72}", "no_answer"),
         (r"<think>a</think>\boxed{72}<think>", "no_answer"),
         (r"\boxed{72} and then \boxed{7", "no_answer"),
-        ("the answer is 72", "no_answer"),
+        ("the answer is 72", "right"),
         (r"\boxed{ }", "no_answer"),
         ("", "no_answer"),
     ],
@@ -203,7 +204,9 @@ def test_verdicts_of_boxed(response, verdict):
 
 def test_list_of_boxes_is_one_answer():
     assert math_answer(example("1, 2"), r"$\boxed{2}$ and $\boxed{1}$").verdict == "right"
-    assert math_answer(example("1, 2"), r"first \boxed{1}, then \boxed{2}").verdict == "wrong"
+    assert math_answer(example("1, 2"), r"first \boxed{1}, then \boxed{2}").verdict == "right"
+    assert math_answer(example("2"), r"first \boxed{1}, then \boxed{2}").verdict == "wrong"
+    assert math_answer(example("1, 2"), r"\boxed{1}, sorry, \boxed{2}").verdict == "wrong"
 
 
 def test_thinking_opened_by_the_prompt():
@@ -286,6 +289,34 @@ def test_fractions_compare_exactly(x, y):
 def test_grouped_and_padded_integers(x, zeros):
     assert equal(f"{x:,}", str(x))
     assert equal(f"{x}.{'0' * zeros}", str(x))
+
+
+WAYS = [
+    "{}",
+    "${}$",
+    "**{}**",
+    "#### {}",
+    "<answer>{}</answer>",
+    "The answer is {}.",
+    "The answer is ${}$.",
+    "Thus the value is ${}$.",
+]
+
+
+def test_every_reference_is_found_however_it_is_said():
+    for record in lines("data/math500/test.jsonl"):
+        assert math_answer(example(record["answer"]), record["solution"]).verdict == "right"
+        for way in WAYS:
+            score = math_answer(example(record["answer"]), way.format(record["answer"]))
+            assert score.verdict == "right", (way, score)
+
+
+def test_different_references_are_different():
+    answers = sorted({record["answer"] for record in lines("data/math500/test.jsonl")})
+    answers = [a for a in answers if not a.lstrip("-").isdigit()][::3]
+    for i, a in enumerate(answers):
+        for b in answers[i + 1 :]:
+            assert not equal(a, b), (a, b)
 
 
 @pytest.mark.parametrize("name", ["data/math500/test.jsonl", "data/gsm8k/test.jsonl"])

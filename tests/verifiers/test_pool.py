@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from jaxrl_vr.config import parse
-from jaxrl_vr.types import Example, Score, Step
-from jaxrl_vr.verifiers.pool import Pool, PoolConfig
+from jaxrl_vr.types import Example, Mean, Score, Step
+from jaxrl_vr.verifiers.pool import Pool
+from jaxrl_vr.verifiers.pool_config import PoolConfig
 
 SHARED = Path(__file__).parents[2] / "../shared"
 BAD = """
@@ -123,7 +124,7 @@ def bad(tmp_path, monkeypatch):
 
 
 def math_task(reference: str) -> Example:
-    return Example(id="0", prompt="q", reference=reference, verifier={"type": "math"})
+    return Example(id="0", prompt="q", reference=reference, verifier={"type": "math_answer"})
 
 
 def scores(pool: Pool, task: Example, *responses: str) -> list[Score]:
@@ -196,6 +197,36 @@ def test_other_responses_go_on_beside_a_hang(bad):
         done = drain(pool)
     assert [i for i, _ in done][-1] == -1
     assert sum(score.verdict == "right" for _, score in done) == 20
+
+
+def test_metrics_count_what_happened(bad):
+    with Pool(workers=2, deadline=1.0) as pool:
+        scores(pool, bad, "ok", "hang", "crash", "raise", "none", "once")
+        found = pool.metrics()
+        assert pool.metrics() == {}
+    assert found["verify/timeout"] == found["verify/crash"] == Mean(1, 6)
+    assert found["verify/unscorable_raised"] == found["verify/unscorable_result"] == Mean(1, 6)
+    assert found["verify/retried"].sum >= 2
+    assert found["speed/verify_s_max"].value >= 1.0  # the hang's
+    assert 1.0 <= found["speed/verify_s"].sum and found["speed/verify_s"].count == 6
+
+
+def test_submitting_waits_while_the_queue_is_full(bad):
+    with Pool(workers=1, queue=2, deadline=60.0) as pool:
+        for i in range(50):
+            pool.submit(i, bad, "ok")
+            with pool._lock:
+                assert len(pool._queue) <= 2
+        assert sorted(i for i, _ in drain(pool)) == list(range(50))
+
+
+def test_workers_are_a_share_of_the_cores():
+    cores = len(os.sched_getaffinity(0))
+    assert PoolConfig(share=1.0).num_workers == cores
+    assert PoolConfig().num_workers == max(1, cores // 4)
+    assert PoolConfig(workers=3).num_workers == 3
+    with pytest.raises(ValueError, match="share is 0.5 and workers is 1: leave one of them out"):
+        PoolConfig(workers=1, share=0.5)
 
 
 @pytest.mark.parametrize("response", ["crash", "segfault", "memory", "recursion"])
@@ -598,7 +629,7 @@ def test_check_of_what_loads_is_silent(bad):
     with Pool(workers=1) as pool:
         waited = []
         pool.check(
-            {"a": bad.verifier, "b": weighted, "c": {"type": "math"}},
+            {"a": bad.verifier, "b": weighted, "c": {"type": "math_answer"}},
             waiting=lambda: waited.append(1),
         )
         assert waited and pool.pending == 0
@@ -668,4 +699,4 @@ def test_no_false_pass_on_the_labelled_cases():
     passed = {i for i, verdict in verdicts.items() if verdict == "right"}
     assert [cases[i]["id"] for i in sorted(passed) if not cases[i]["equal"]] == []
     agreement = sum((i in passed) == case["equal"] for i, case in enumerate(cases)) / len(cases)
-    assert agreement >= 0.82
+    assert agreement >= 0.99

@@ -16,7 +16,7 @@ TASK = Example(id="0", prompt="q", reference="5")
 BOTH = {
     "type": "weighted",
     "parts": [
-        {"verifier": {"type": "math"}, "weight": 1.0},
+        {"verifier": {"type": "math_answer"}, "weight": 1.0},
         {"verifier": {"type": "format", "tags": ["think", "answer"]}, "weight": 0.25},
     ],
 }
@@ -47,7 +47,8 @@ def custom(name: str, **kwargs) -> Custom:
 
 
 def test_build_picks_the_type():
-    assert build({"type": "math"}) == MathAnswer(extract="boxed")
+    assert build({"type": "math_answer"}) == MathAnswer()
+    assert build({"type": "math_answer", "extract": "boxed"}) == MathAnswer(extract="boxed")
     assert build({"type": "exact", "after": ">"}) == ExactMatch(after=">")
     assert isinstance(build(BOTH), Weighted)
 
@@ -55,11 +56,11 @@ def test_build_picks_the_type():
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ({"type": "maths"}, "math"),
+        ({"type": "math_answers"}, "math_answer"),
         ({}, "type"),
-        ({"type": "math", "extractor": "boxed"}, "extractor"),
+        ({"type": "math_answer", "extractor": "boxed"}, "extractor"),
         ({"type": "weighted", "parts": []}, "parts"),
-        ({**BOTH, "decides": "style"}, r"decides is 'style'.*'math', 'format'"),
+        ({**BOTH, "decides": "style"}, r"decides is 'style'.*'math_answer', 'format'"),
         ({"type": "weighted", "parts": BOTH["parts"][:1] * 2}, "set `name`"),
         ({"type": "custom", "path": "no_colon"}, "package.module:function"),
         ({"type": "custom", "path": "..x:f"}, r"\.\.x:f.*package.module:function"),
@@ -68,7 +69,10 @@ def test_build_picks_the_type():
         ({"type": "custom", "path": ":f"}, "package.module:function"),
         ({"type": "custom", "path": "a b:f"}, "package.module:function"),
         ({"type": "custom", "path": "class:f"}, "package.module:function"),
-        ({"type": "weighted", "parts": [{"verifier": {"type": "math"}, "weight": 1e7}]}, "weight"),
+        (
+            {"type": "weighted", "parts": [{"verifier": {"type": "math_answer"}, "weight": 1e7}]},
+            "weight",
+        ),
     ],
 )
 def test_wrong_spec_says_why(spec, said):
@@ -110,11 +114,11 @@ def test_compiled_functions_without_signature_are_taken():
 
 def test_names_and_need_of_a_reference():
     specs = [
-        ({"type": "math"}, "math", True),
+        ({"type": "math_answer"}, "math_answer", True),
         ({"type": "exact"}, "exact", True),
         ({"type": "format"}, "format", False),
         ({"type": "custom", "path": "a.b:f"}, "a.b:f", False),
-        (BOTH, "weighted(math, format)", True),
+        (BOTH, "weighted(math_answer, format)", True),
         ({"type": "weighted", "parts": BOTH["parts"][1:]}, "weighted(format)", False),
     ]
     for spec, called, needs in specs:
@@ -125,7 +129,7 @@ def test_an_example_without_the_reference_it_needs_is_named():
     def example(id: str, verifier: str, reference: str = "") -> Example:
         return Example(id, "q", reference, {"type": verifier}, source="sums")
 
-    check_references([example("0", "math", "5"), example("1", "format")])
+    check_references([example("0", "math_answer", "5"), example("1", "format")])
     for reference in ("", " \n"):
         with pytest.raises(ValueError, match=r"source 'sums', example '2'.*'exact'.*reference"):
             check_references([example("0", "exact", "5"), example("2", "exact", reference)])
@@ -136,7 +140,7 @@ def test_weighted_sum():
     # 1.0 * 1 + 0.25 * 1
     score = verifier(TASK, r"<think>t</think><answer>\boxed{5}</answer>")
     assert (score.value, score.verdict) == (1.25, "right")
-    assert score.components == {"math": 1.0, "format": 1.0}
+    assert score.components == {"math_answer": 1.0, "format": 1.0}
     # right without the format: 1.0 * 1 + 0.25 * 0
     score = verifier(TASK, r"\boxed{5}")
     assert (score.value, score.verdict) == (1.0, "right")
@@ -155,7 +159,7 @@ def test_named_part_decides():
 def test_unscorable_part_makes_all_unscorable():
     score = build({**BOTH, "decides": "format"})(Example(id="0", prompt="q"), "x")
     assert (score.verdict, score.value) == ("unscorable", 0.0)
-    assert score.reason.startswith("math: the reference")
+    assert score.reason.startswith("math_answer: the reference")
 
 
 def test_components_of_parts_are_kept():

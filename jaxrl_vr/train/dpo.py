@@ -1,0 +1,80 @@
+"""The preference stage: DPO on pairs of completions, packed; a pair lies in one row."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxrl_vr.data.demonstrations import Demonstration
+from jaxrl_vr.data.preferences import Pair
+from jaxrl_vr.metrics.accumulate import Accumulator
+from jaxrl_vr.models.params import Params
+from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build, unpack
+from jaxrl_vr.sharding import to_host
+from jaxrl_vr.train.context import Context
+from jaxrl_vr.train.evaluate import Evaluation
+from jaxrl_vr.train.loop import Cursor, run_stage, starting_weights, take
+from jaxrl_vr.train.objectives import preferences
+from jaxrl_vr.train.stages import DpoStage
+from jaxrl_vr.train.state import TrainState
+from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
+from jaxrl_vr.train.weights import SequenceMean
+
+_PAIR = 2  # sequences of a row that belong together
+
+
+def run_dpo(ctx: Context, stage: DpoStage) -> tuple[object, list[Evaluation]]:
+    """Runs the stage; returns the final parameters and its evaluations."""
+    mixture = ctx.mixtures.pairs(stage)
+    ctx.report_dropped(stage.name, mixture.dropped, stage.longest(ctx.model.max_length))
+    shape = Shape(stage.row_length(ctx.model.max_length), stage.micro.rows)
+    learner = Learner(
+        policy_loss(ctx.model, preferences),
+        policy_score(ctx.model),
+        stage.optimizer.transform(ctx.model.declare()),
+        ctx.mesh,
+    )
+
+    def advance(
+        state: TrainState, step: int, cursor: Cursor, metrics: Accumulator
+    ) -> tuple[TrainState, Cursor]:
+        pairs, cursor, dropped = take(mixture, stage.batch, cursor)
+        metrics.add(dropped)
+        with ctx.phases("update"):
+            batch = _batch(pairs, learner, state.frozen["reference"], shape)
+            rates = Rates(stage.optimizer.rate(step, stage.steps), stage.optimizer.max_grad_norm)
+            state, found = learner.update(state, batch, {"beta": stage.beta}, rates)
+            metrics.add(jax.device_get(found))
+            ctx.phases.tokens("update", sum(len(p.chosen.ids + p.rejected.ids) for p in pairs))
+        return state, cursor
+
+    frozen = {"reference": starting_weights}
+    return run_stage(ctx, stage, mixture.start(), advance, frozen=frozen)
+
+
+def _batch(pairs: Sequence[Pair], learner: Learner, reference: Params, shape: Shape) -> Batch:
+    """The batch of one optimizer step, in which each pair counts once."""
+    every = [
+        _trajectory(side, preference, i)
+        for i, pair in enumerate(pairs)
+        for side, preference in ((pair.chosen, 1.0), (pair.rejected, -1.0))
+    ]
+    batch = learner.place(build(every, np.zeros(len(every)), shape))
+    ref_logp = to_host(learner.score(reference, batch))["logp"]
+    lengths = [len(t.token_ids) for t in every]
+    scored = [
+        dataclasses.replace(t, ref_logp=array)
+        for t, array in zip(every, unpack(ref_logp, lengths, shape), strict=True)
+    ]
+    tokens = np.array([t.num_trained for t in scored]).reshape(-1, _PAIR).sum(1)
+    weight = np.repeat(SequenceMean()(tokens, np.arange(len(pairs)), shape.row_length), _PAIR)
+    return learner.place(build(scored, weight, shape, together=_PAIR))
+
+
+def _trajectory(side: Demonstration, preference: float, group: int) -> Trajectory:
+    mask = np.array(side.mask)
+    mask[0] = False  # nothing predicts the first token
+    return Trajectory(np.array(side.ids), mask, adv=preference, group=group)

@@ -1,0 +1,135 @@
+"""The sampling half of an RL step: groups of verified rollouts, and what they are compared with.
+
+P prompts, G samples of a prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxrl_vr.data.mixture import Mixture
+from jaxrl_vr.data.prompts import Prompt
+from jaxrl_vr.losses.advantages import has_contrast
+from jaxrl_vr.metrics.accumulate import Accumulator
+from jaxrl_vr.models.params import Params
+from jaxrl_vr.rollout.collect import collect
+from jaxrl_vr.rollout.groups import Samples, samples_of, score_of
+from jaxrl_vr.train.advantage import FixedBaseline, compiled
+from jaxrl_vr.train.context import Context
+from jaxrl_vr.train.loop import Cursor, take
+from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.state import TrainState
+from jaxrl_vr.types import Group, Mean, Sampling
+
+# Which part of a step samples a baseline; rounds of dynamic sampling count from 0.
+_BASELINE = -1
+
+
+class GroupSampler:
+    """Samples the groups of each step of a stage."""
+
+    def __init__(self, ctx: Context, stage: RlStage):
+        self._ctx = ctx
+        self._stage = stage
+
+    def sample(
+        self,
+        state: TrainState,
+        step: int,
+        mixture: Mixture[Prompt],
+        cursor: Cursor,
+        metrics: Accumulator,
+    ) -> tuple[list[Group], Cursor]:
+        """Samples and verifies the step's groups; the cursor behind their prompts."""
+        stage = self._stage
+        sampling = self._ctx.sampling(stage.sampling)
+        if stage.dynamic_sampling is None:
+            prompts, cursor, dropped = take(mixture, stage.prompts, cursor)
+            metrics.add(dropped)
+            groups = self._collect(state.trainable, step, prompts, stage.samples, sampling, 0)
+            return groups, cursor
+        groups: list[Group] = []
+        num_mixed = rounds = 0
+        while num_mixed < stage.prompts and rounds < stage.dynamic_sampling.max_rounds:
+            missing = stage.prompts - num_mixed
+            asked = math.ceil(missing * stage.dynamic_sampling.oversample)
+            prompts, cursor, dropped = take(mixture, asked, cursor)
+            metrics.add(dropped)
+            # A prompt that comes again in a later round is sampled anew.
+            groups += self._collect(state.trainable, step, prompts, stage.samples, sampling, rounds)
+            num_mixed = int(is_mixed(self.samples(groups)).sum())
+            rounds += 1
+        metrics.add({"rollout/rounds": Mean(rounds, 1)})
+        return groups, cursor
+
+    def samples(self, groups: Sequence[Group]) -> Samples:
+        """The arrays of these groups."""
+        return samples_of(groups, self._ctx.decode, self._stage.sampling.max_new_tokens)
+
+    def baseline(
+        self, state: TrainState, step: int, groups: Sequence[Group], metrics: Accumulator
+    ) -> np.ndarray:
+        """[P] float64, the mean reward of other answers to each prompt; NaN: none was scored."""
+        sampling = self._ctx.sampling(self._stage.sampling)
+        advantage = self._stage.advantage
+        params, n = state.trainable, 1
+        if isinstance(advantage, FixedBaseline):
+            params, n = state.frozen["reference"], advantage.samples
+        else:
+            sampling = dataclasses.replace(sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+        prompts = [Prompt(g.example, g.rollouts[0].prompt_ids) for g in groups]
+        answers = self._collect(params, step, prompts, n, sampling, _BASELINE)
+        scores = [[score_of(r) for r in group.rollouts] for group in answers]
+        values = [[s.value for s in of_it if s.verdict != "unscorable"] for of_it in scores]
+        found = [sum(v) / len(v) for v in values if v]
+        metrics.add({"reward/baseline": Mean(sum(found), len(found))})
+        return np.array([sum(v) / len(v) if v else np.nan for v in values])
+
+    def _collect(
+        self,
+        params: Params,
+        step: int,
+        prompts: Sequence[Prompt],
+        n: int,
+        sampling: Sampling,
+        part: int,
+    ) -> list[Group]:
+        """`n` answers of `params` to each prompt; each part of a step has keys of its own."""
+        ctx = self._ctx
+        total = len(prompts) * n
+
+        def progress(sampled: int, verified: int) -> None:
+            ctx.interrupt.check()
+            ctx.console.phase("rollout", sampled, total)
+            ctx.console.phase("verify", verified, total)
+
+        with ctx.phases("rollout"):
+            groups = collect(
+                ctx.engine(params, step),
+                ctx.pool,
+                prompts,
+                n,
+                sampling,
+                key=(ctx.config.stage_seed(self._stage, part), step),
+                decode=ctx.decode,
+                progress=progress,
+            )
+            tokens = sum(len(r.token_ids) for g in groups for r in g.rollouts)
+            ctx.phases.tokens("rollout", tokens)
+        return groups
+
+
+def few(n: int) -> int:
+    """The next power of two: of few sizes few programs are compiled."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def is_mixed(samples: Samples) -> np.ndarray:
+    """[P] bool, whether a group has rewards that differ."""
+    P = len(samples.reward)
+    padded = samples.padded(few(P))
+    return np.asarray(compiled(has_contrast)(padded.reward, padded.valid))[:P]

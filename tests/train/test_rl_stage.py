@@ -1,0 +1,206 @@
+"""Parts of an algorithm that do not go together are refused, with the fix."""
+
+import pytest
+from inprocess import ONES, call, config, rl
+
+from jaxrl_vr.config import parse
+from jaxrl_vr.train.rl_stage import RlStage
+
+STAGE = {
+    "name": "rl",
+    "data": ["ones"],
+    "steps": 3,
+    "prompts": 4,
+    "samples": 4,
+    "sampling": {"max_new_tokens": 4},
+    "optimizer": {"type": "adamw", "learning_rate": 1e-3},
+}
+CRITIC = {"optimizer": {"type": "adamw", "learning_rate": 1e-3}}
+GAE = {"advantage": {"type": "gae"}, "critic": CRITIC}
+DPO = {"advantage": {"type": "preference_pairs"}, "objective": {"type": "dpo"}}
+TIS = {"offpolicy": [{"type": "tis"}], "old_logp": "recomputed"}
+
+REFUSED = {
+    "group-of-one": ({"samples": 1}, ["samples = 1", "group_norm", "set samples to 2 or more"]),
+    "values-without-critic": ({"advantage": {"type": "gae"}}, ["add a critic = {"]),
+    "critic-without-values": ({"critic": CRITIC}, ["critic cannot act", "{ type = 'gae' }"]),
+    "critic-only-warms-up": (
+        {**GAE, "critic": {**CRITIC, "warmup_steps": 3}},
+        ["critic.warmup_steps = 3 with steps = 3", "lower it"],
+    ),
+    "more-judged-than-sampled": (
+        {"advantage": {"type": "pass_at_k", "k": 5}},
+        ["advantage.k = 5 with samples = 4", "lower k or raise samples"],
+    ),
+    "rft-of-advantages": (
+        {"objective": {"type": "rft"}},
+        ["'rft' with advantage 'group_norm'", "{ type = 'reward' }"],
+    ),
+    "dpo-without-pairs": ({"objective": {"type": "dpo"}}, ["'preference_pairs'", "set both"]),
+    "pairs-without-dpo": ({"advantage": {"type": "preference_pairs"}}, ["'dpo'", "or neither"]),
+    "decoupled-with-one-policy": (
+        {"objective": {"type": "decoupled_ppo"}},
+        ["old_logp = 'sampler'", "set old_logp = 'recomputed'"],
+    ),
+    "updates-without-groups": (
+        {"updates": 5},
+        ["updates = 5 with prompts = 4", "lower updates or raise prompts"],
+    ),
+    "schedule-that-starts-late": (
+        {"updates": [{"step": 1, "updates": 2}]},
+        ["updates: its steps are [1]", "start at 0"],
+    ),
+    "correction-that-sees-no-gap": (
+        {"offpolicy": [{"type": "tis"}]},
+        ["offpolicy 'tis' with old_logp = 'sampler'", "set old_logp = 'recomputed'"],
+    ),
+    "recomputed-for-nothing": (
+        {"old_logp": "recomputed", "objective": {"type": "reinforce"}},
+        ["old_logp = 'recomputed' cannot act", "use 'ppo_clip'"],
+    ),
+    "recomputed-for-a-mask-by-the-sampler": (
+        {
+            "old_logp": "recomputed",
+            "objective": {"type": "reinforce"},
+            "offpolicy": [{"type": "opsm"}],
+        },
+        ["old_logp = 'recomputed' cannot act"],
+    ),
+    "greedy-rollouts": (
+        {"sampling": {"max_new_tokens": 4, "temperature": 0}},
+        ["sampling.temperature = 0", "set it near 1"],
+    ),
+    "kl-in-no-reward": (
+        {"advantage": {"type": "process_group_norm"}, "kl": {"coef": 0.1, "where": "reward"}},
+        ["kl.where = 'reward' cannot act with advantage 'process_group_norm'"],
+    ),
+    "shaping-of-no-reward": (
+        {
+            "advantage": {"type": "process_group_norm"},
+            "shaping": [{"type": "overlong_penalty", "buffer": 2}],
+        },
+        ["shaping 'overlong_penalty' cannot act"],
+    ),
+    "kl-in-a-judged-reward": (
+        {"advantage": {"type": "pass_at_k", "k": 2}, "kl": {"coef": 0.1, "where": "reward"}},
+        ["above 0.5", "set kl.where = 'loss'"],
+    ),
+    "shuffled-steps": (
+        {"advantage": {"type": "process_group_norm"}, "control": "shuffled_rewards"},
+        ["control = 'shuffled_rewards'", "use another advantage"],
+    ),
+    "one-ratio-many-advantages": (
+        {**GAE, "objective": {"type": "gspo"}},
+        ["'gspo' with advantage 'gae'", "'gspo_token'"],
+    ),
+    "contrast-of-one": (
+        {"advantage": {"type": "reward"}, "samples": 1, "dynamic_sampling": {}},
+        ["dynamic_sampling with samples = 1", "2 or more"],
+    ),
+    "contrast-of-what-does-not-train": (
+        {"advantage": {"type": "process_group_norm"}, "dynamic_sampling": {}},
+        ["dynamic_sampling looks at the verifier's reward", "leave dynamic_sampling out"],
+    ),
+    "two-weights-for-one-gap": (
+        {**TIS, "offpolicy": [{"type": "tis"}, {"type": "icepop"}]},
+        ["tis and icepop would weigh the same gap twice"],
+    ),
+    "weights-of-a-cut-distribution": (
+        {**TIS, "sampling": {"max_new_tokens": 4, "top_k": 2}},
+        ["sampling.top_k with 'tis'", "leave one of them out"],
+    ),
+    "texts-between-pairs": (
+        {**DPO, "lm_mix": {"data": ["ones"], "batch": 2}},
+        ["lm_mix with objective 'dpo'", "leave lm_mix out"],
+    ),
+    "likelihood-twice": (
+        {
+            "advantage": {"type": "reward"},
+            "objective": {"type": "rft"},
+            "positive_nll": {},
+        },
+        ["positive_nll with objective 'rft'", "leave positive_nll out"],
+    ),
+    "covariances-of-nothing": (
+        {"objective": {"type": "clip_cov", "low": 3.0, "high": 2.0}},
+        ["low = 3.0 with high = 2.0", "raise high, or lower low"],
+    ),
+    "bound-below-the-clip": (
+        {"objective": {"type": "ppo_clip", "clip_high": 0.5, "max_ratio": 1.2}},
+        ["max_ratio = 1.2 is below 1 + clip_high = 1.5"],
+    ),
+    "range-that-is-empty": (
+        {**TIS, "offpolicy": [{"type": "icepop", "low": 6.0}]},
+        ["low = 6.0 is above high = 5.0"],
+    ),
+    "no-tokens": ({"tokens": {"fraction": 0.0}}, ["tokens.fraction = 0.0", "greater than 0"]),
+}
+
+
+@pytest.mark.parametrize("more, parts", REFUSED.values(), ids=REFUSED)
+def test_what_does_not_go_together_is_refused_with_its_fix(more, parts):
+    with pytest.raises(ValueError) as refused:
+        parse(RlStage, STAGE | more)
+    missing = [part for part in parts if part not in str(refused.value)]
+    assert not missing, refused.value
+
+
+ACCEPTED = {
+    "one-greedy-baseline": {"samples": 1, "advantage": {"type": "remax"}},
+    "one-fixed-baseline": {"samples": 1, "advantage": {"type": "fixed_baseline"}},
+    "mask-by-the-sampler": {"offpolicy": [{"type": "opsm"}], "updates": 2},
+    "mask-and-weights": {**TIS, "offpolicy": [{"type": "tis"}, {"type": "opsm"}]},
+    "mask-of-a-cut-distribution": {
+        "offpolicy": [{"type": "opsm"}],
+        "sampling": {"max_new_tokens": 4, "top_k": 2},
+    },
+    "likelihood-of-the-preferred": {**DPO, "positive_nll": {}},
+    "all-tokens": {"tokens": {"fraction": 1.0}},
+}
+
+
+@pytest.mark.parametrize("more", ACCEPTED.values(), ids=ACCEPTED)
+def test_what_goes_together(more):
+    stage = parse(RlStage, STAGE | more)
+    assert stage.samples == more.get("samples", 4)
+
+
+@pytest.mark.parametrize(
+    "more, has_ref_logp, has_reference",
+    [
+        ({}, False, False),
+        ({"kl": {"coef": 0.1}}, True, True),
+        (DPO, True, True),
+        ({"advantage": {"type": "fixed_baseline"}}, False, True),
+        ({"advantage": {"type": "remax"}}, False, False),
+    ],
+    ids=["none", "kl", "dpo", "fixed-baseline", "remax"],
+)
+def test_starting_weights_are_kept_where_something_reads_them(more, has_ref_logp, has_reference):
+    stage = parse(RlStage, STAGE | more)
+    assert (stage.has_ref_logp, stage.has_reference) == (has_ref_logp, has_reference)
+
+
+ODD = {
+    "clip-range-on-policy": ('objective = { type = "gspo", clip_low = 0.1 }', "objective.clip_low"),
+    "mask-on-policy": ('offpolicy = [{ type = "opsm" }]', "'opsm' leaves nothing out"),
+}
+
+
+@pytest.mark.parametrize("more, note", ODD.values(), ids=ODD)
+def test_what_acts_only_off_policy_is_said(tmp_path, capsys, more, note):
+    path = config(tmp_path, rl("rl", steps=2, more=f"updates = 2\n{more}"), data=ONES)
+    assert note not in call(capsys, "train", path, "--dry-run")
+    assert note in call(capsys, "train", path, "--dry-run", "stages.rl.updates=1")
+    # Epochs take more updates on one batch too.
+    overrides = ("stages.rl.updates=1", "stages.rl.epochs=2")
+    assert note not in call(capsys, "train", path, "--dry-run", *overrides)
+
+
+def test_texts_that_are_not_there_are_named(tmp_path, capsys):
+    more = 'lm_mix = { data = ["one"], batch = 2 }'
+    path = config(tmp_path, rl("rl", more=more), data=ONES)
+    said = call(capsys, "train", path, "--dry-run", code=2)
+    assert "stages.rl.lm_mix.data: no [[data]] is named 'one'; did you mean 'ones'?" in said
+    shown = call(capsys, "train", path, "--dry-run", 'stages.rl.lm_mix.data=["ones"]')
+    assert "texts mixed in         2 per optimizer step" in shown
