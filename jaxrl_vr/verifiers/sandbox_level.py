@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -16,8 +17,8 @@ from jaxrl_vr.verifiers.sandbox import (
     Level,
     LevelName,
     Limits,
+    Sandbox,
     SandboxFailed,
-    borrowed,
     bubblewrap_paths,
     content,
     memory_file,
@@ -172,7 +173,7 @@ def _attacked(level: Level) -> dict[str, bool]:
     with (
         tempfile.TemporaryDirectory() as folder,
         socket.create_server(("127.0.0.1", 0)) as server,
-        borrowed(level, "program") as sandbox,
+        contextlib.closing(Sandbox(level)) as sandbox,
     ):
         os.chmod(folder, 0o777)
         secret = Path(folder, "secret")
