@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score
+from jaxrl_vr.verifiers.constraints import Constraints
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
@@ -15,7 +16,10 @@ from jaxrl_vr.verifiers.judgement import MAX_VALUE
 from jaxrl_vr.verifiers.math_answer import MathAnswer
 from jaxrl_vr.verifiers.worked import Worked
 
-Single = Annotated[MathAnswer | ExactMatch | Worked | Format | Custom, Field(discriminator="type")]
+Single = Annotated[
+    MathAnswer | ExactMatch | Worked | Format | Constraints | Custom,
+    Field(discriminator="type"),
+]
 """The verifiers that can be a part."""
 
 

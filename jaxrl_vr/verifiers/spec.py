@@ -10,6 +10,7 @@ from pydantic import Field
 from jaxrl_vr.config import parse
 from jaxrl_vr.types import Example
 from jaxrl_vr.verifiers.compose import Single, Weighted
+from jaxrl_vr.verifiers.constraints import Constraints
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
@@ -17,7 +18,8 @@ from jaxrl_vr.verifiers.math_answer import MathAnswer
 from jaxrl_vr.verifiers.worked import Worked
 
 Verifier = Annotated[
-    MathAnswer | ExactMatch | Worked | Format | Weighted | Custom, Field(discriminator="type")
+    MathAnswer | ExactMatch | Worked | Format | Constraints | Weighted | Custom,
+    Field(discriminator="type"),
 ]
 """A verifier's config model, which is the verifier: `verifier(example, response) -> Score`, and
 `verifier.answer(example, response) -> str | None`, the answer in a form in which equal answers are
