@@ -14,11 +14,12 @@ from jaxrl_vr.verifiers.constraints import Constraints
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
+from jaxrl_vr.verifiers.language import Language
 from jaxrl_vr.verifiers.math_answer import MathAnswer
 from jaxrl_vr.verifiers.worked import Worked
 
 Verifier = Annotated[
-    MathAnswer | ExactMatch | Worked | Format | Constraints | Weighted | Custom,
+    MathAnswer | ExactMatch | Worked | Format | Language | Constraints | Weighted | Custom,
     Field(discriminator="type"),
 ]
 """A verifier's config model, which is the verifier: `verifier(example, response) -> Score`, and
