@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score
+from jaxrl_vr.verifiers.choice import Choice
 from jaxrl_vr.verifiers.constraints import Constraints
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
@@ -25,7 +26,7 @@ from jaxrl_vr.verifiers.math_answer import MathAnswer
 from jaxrl_vr.verifiers.worked import Worked
 
 Single = Annotated[
-    MathAnswer | ExactMatch | Worked | Format | Language | Constraints | Custom,
+    MathAnswer | ExactMatch | Worked | Format | Language | Constraints | Choice | Custom,
     Field(discriminator="type"),
 ]
 """The verifiers that can be a part."""

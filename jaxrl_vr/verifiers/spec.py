@@ -9,6 +9,7 @@ from pydantic import Field
 
 from jaxrl_vr.config import parse
 from jaxrl_vr.types import Example
+from jaxrl_vr.verifiers.choice import Choice
 from jaxrl_vr.verifiers.compose import First, Gate, Product, Single, Weighted
 from jaxrl_vr.verifiers.constraints import Constraints
 from jaxrl_vr.verifiers.custom import Custom
@@ -25,6 +26,7 @@ Verifier = Annotated[
     | Format
     | Language
     | Constraints
+    | Choice
     | Weighted
     | Gate
     | Product
