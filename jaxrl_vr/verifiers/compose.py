@@ -20,13 +20,26 @@ from jaxrl_vr.verifiers.constraints import Constraints
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
+from jaxrl_vr.verifiers.json_schema import JsonSchema
 from jaxrl_vr.verifiers.judgement import MAX_VALUE
 from jaxrl_vr.verifiers.language import Language
 from jaxrl_vr.verifiers.math_answer import MathAnswer
+from jaxrl_vr.verifiers.numeric import Numeric
+from jaxrl_vr.verifiers.pattern import Regex
 from jaxrl_vr.verifiers.worked import Worked
 
 Single = Annotated[
-    MathAnswer | ExactMatch | Worked | Format | Language | Constraints | Choice | Custom,
+    MathAnswer
+    | ExactMatch
+    | Worked
+    | Format
+    | Language
+    | Constraints
+    | JsonSchema
+    | Regex
+    | Numeric
+    | Choice
+    | Custom,
     Field(discriminator="type"),
 ]
 """The verifiers that can be a part."""

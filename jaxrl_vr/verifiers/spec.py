@@ -15,8 +15,11 @@ from jaxrl_vr.verifiers.constraints import Constraints
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
+from jaxrl_vr.verifiers.json_schema import JsonSchema
 from jaxrl_vr.verifiers.language import Language
 from jaxrl_vr.verifiers.math_answer import MathAnswer
+from jaxrl_vr.verifiers.numeric import Numeric
+from jaxrl_vr.verifiers.pattern import Regex
 from jaxrl_vr.verifiers.worked import Worked
 
 Verifier = Annotated[
@@ -26,6 +29,9 @@ Verifier = Annotated[
     | Format
     | Language
     | Constraints
+    | JsonSchema
+    | Regex
+    | Numeric
     | Choice
     | Weighted
     | Gate
