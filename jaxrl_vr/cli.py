@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _INIT = "weights: base (those of [model]), a stage's name, or a model folder"
 _VERIFY = "score the responses of a file, or explain one score"
-_TYPES = "math_answer, code_tests, …, or custom with verifier.path=package.module:function"
+_TYPES = (
+    "math_answer, code_tests, constraints, …, or custom with verifier.path=package.module:function"
+)
 _NO_SPACE = "; make room, then the same command goes on from the last checkpoint"
 
 

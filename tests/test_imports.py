@@ -30,7 +30,7 @@ TABLE = {
     "arrays": ("types", "jax"),
     "config": ("", "pydantic"),
     "losses": ("arrays losses", "jax"),
-    "verifiers": ("types config verifiers", "pydantic sympy mpmath"),
+    "verifiers": ("types config verifiers", "pydantic sympy mpmath regex jsonschema referencing"),
     "metrics": ("types config metrics", "pydantic numpy rich tensorboardX wandb"),
     "sharding": ("config", "pydantic jax numpy"),
     "data": (
@@ -64,7 +64,8 @@ TABLE = {
 # Slow to import, so imported by the function that needs them.
 HEAVY = set(
     "orbax tensorstore transformers tokenizers huggingface_hub jinja2 datasets pyarrow "
-    "reasoning_gym safetensors sympy mpmath tensorboardX wandb libtpu".split()
+    "reasoning_gym safetensors jsonschema referencing sympy mpmath tensorboardX wandb "
+    "libtpu".split()
 )
 
 

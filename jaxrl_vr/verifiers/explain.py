@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from jaxrl_vr.types import Example
 from jaxrl_vr.verifiers import realset
-from jaxrl_vr.verifiers.compose import Weighted
 from jaxrl_vr.verifiers.equality import MAX_LENGTH, Comparison, canonical, readable, stage
 from jaxrl_vr.verifiers.extract import after_thinking, find, gold
 from jaxrl_vr.verifiers.latex import clean, key
 from jaxrl_vr.verifiers.math_answer import MathAnswer
-from jaxrl_vr.verifiers.spec import Verifier, name
+from jaxrl_vr.verifiers.spec import Verifier, name, parts
 from jaxrl_vr.verifiers.structure import Leaf, read
 from jaxrl_vr.verifiers.text import one_line
 from jaxrl_vr.verifiers.units import split_unit
@@ -20,8 +19,7 @@ from jaxrl_vr.verifiers.units import split_unit
 def explain(verifier: Verifier, example: Example, response: str) -> Iterator[str]:
     """Lines that say what each stage found, the verdict last."""
     yield f"verifier    {name(verifier)}"
-    parts = [part.verifier for part in verifier.parts] if isinstance(verifier, Weighted) else []
-    for part in parts or [verifier]:
+    for part in parts(verifier):
         if isinstance(part, MathAnswer):
             yield from _of_math(part, example, response)
     score = verifier(example, response)

@@ -1,6 +1,7 @@
 """Format: the response is a fixed sequence of tagged blocks and nothing else.
 
-Only the shape is judged: what stands inside a block, even nothing, is another verifier's business.
+Only the shape is judged: what stands inside a block, other than nothing, is another verifier's
+business. Put it before the answer as a gate, or beside it with a small weight (`compose`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from jaxrl_vr.types import Example, Score
 
 
 class Format(Config):
-    """Exactly one block of each tag, in order, with only white space between and around them.
+    """Exactly one block of each tag, none empty, in order, with only white space around them.
 
     A prompt that ends with an opening tag (a template that opens `<think>`) has opened that block:
     the response must then start inside it, and opening it again is one block too many.
@@ -65,6 +66,8 @@ class Format(Config):
             close = text.find(f"</{tag}>")
             if close < start:
                 return f"</{tag}> is out of order"
+            if not text[start + len(f"<{tag}>") : close].strip():
+                return f"<{tag}> is empty"
             end = close + len(f"</{tag}>")
         if text[end:].strip():
             return f"text behind </{tags[-1]}>: {text[end:].strip()[:40]!r}"

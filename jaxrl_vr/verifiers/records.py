@@ -33,6 +33,10 @@ class Fields(Config):
     """The reference; empty: by the form of the line."""
     response: str = ""
     """The response; empty: by the form of the line."""
+    constraint: str = "constraint"
+    """The instructions that the response is held to, an id or a list; they need no reference."""
+    kwargs: str = "kwargs"
+    """Arguments of the instructions, an object or a list of them."""
     label: str = ""
     """Whether the response is right, if that is known; empty: `equal`, `expect` or `ok`."""
     kind: str = "kind"
@@ -112,10 +116,11 @@ def _pair(
     data: Mapping[str, Any], number: int, fields: Fields, needs_reference: bool
 ) -> tuple[str, str]:
     if _is_program(data, fields):
-        return _packed(data, "tests", "mode"), _text(data["program"])
-    if not (fields.reference or fields.response):
-        if "constraint" in data and "response" in data:
-            return _packed(data, "constraint", "kwargs"), _text(data["response"])
+        return _packed(data, tests="tests", mode="mode"), _text(data["program"])
+    response = fields.response or "response"
+    if not fields.reference and fields.constraint in data and response in data:
+        packed = _packed(data, constraint=fields.constraint, kwargs=fields.kwargs)
+        return packed, _text(data[response])
     names = (fields.reference,) if fields.reference else _REFERENCES
     name = next((name for name in names if name in data), None)
     if name is None and needs_reference:
@@ -123,7 +128,6 @@ def _pair(
             f"line {number}: no field {' or '.join(map(repr, names))} among {sorted(data)}; say "
             "which holds the reference by fields.reference=NAME"
         )
-    response = fields.response or "response"
     if response not in data:
         raise ValueError(
             f"line {number}: no field {response!r} among {sorted(data)}; say which holds the "
@@ -136,8 +140,8 @@ def _is_program(data: Mapping[str, Any], fields: Fields) -> bool:
     return not (fields.reference or fields.response) and "program" in data and "tests" in data
 
 
-def _packed(data: Mapping[str, Any], *names: str) -> str:
-    return json.dumps({name: data[name] for name in names if name in data})
+def _packed(data: Mapping[str, Any], **fields: str) -> str:
+    return json.dumps({name: data[field] for name, field in fields.items() if field in data})
 
 
 def _text(value: Any) -> str:

@@ -9,13 +9,19 @@ from pydantic import Field
 
 from jaxrl_vr.config import parse
 from jaxrl_vr.types import Example
+from jaxrl_vr.verifiers.choice import Choice
 from jaxrl_vr.verifiers.code_tests import CodeTests
 from jaxrl_vr.verifiers.command import Command
-from jaxrl_vr.verifiers.compose import Single, Weighted
+from jaxrl_vr.verifiers.compose import First, Gate, Product, Single, Weighted
+from jaxrl_vr.verifiers.constraints import Constraints
 from jaxrl_vr.verifiers.custom import Custom
 from jaxrl_vr.verifiers.exact import ExactMatch
 from jaxrl_vr.verifiers.format import Format
+from jaxrl_vr.verifiers.json_schema import JsonSchema
+from jaxrl_vr.verifiers.language import Language
 from jaxrl_vr.verifiers.math_answer import MathAnswer
+from jaxrl_vr.verifiers.numeric import Numeric
+from jaxrl_vr.verifiers.pattern import Regex
 from jaxrl_vr.verifiers.remote import Http, Judge
 from jaxrl_vr.verifiers.sql import Sql
 from jaxrl_vr.verifiers.worked import Worked
@@ -30,13 +36,24 @@ Verifier = Annotated[
     | Command
     | Http
     | Judge
+    | Language
+    | Constraints
+    | JsonSchema
+    | Regex
+    | Numeric
+    | Choice
     | Weighted
+    | Gate
+    | Product
+    | First
     | Custom,
     Field(discriminator="type"),
 ]
 """A verifier's config model, which is the verifier: `verifier(example, response) -> Score`, and
 `verifier.answer(example, response) -> str | None`, the answer in a form in which equal answers are
 (as far as is cheap to say) equal strings, for majority votes."""
+
+_COMPOSITIONS = (Weighted, Gate, Product, First)
 
 
 def build(spec: Mapping[str, Any]) -> Verifier:
@@ -49,10 +66,8 @@ def build(spec: Mapping[str, Any]) -> Verifier:
 
 
 def parts(verifier: Verifier) -> list[Single]:
-    """The verifiers that a weighted one is made of; any other is its own part."""
-    if isinstance(verifier, Weighted):
-        return [part.verifier for part in verifier.parts]
-    return [verifier]
+    """The verifiers that a composition is made of; any other is its own part."""
+    return verifier.singles if isinstance(verifier, _COMPOSITIONS) else [verifier]
 
 
 Loading = Custom | CodeTests | Command | Http | Judge
@@ -73,9 +88,10 @@ def patience(verifier: Verifier) -> float:
 
 
 def name(verifier: Verifier) -> str:
-    """What messages call it: its type, of a custom one the import path, of a weighted one both."""
+    """What messages call it: its type, of a custom one the import path, of a composition both."""
     named = [part.path if isinstance(part, Custom) else part.type for part in parts(verifier)]
-    return f"weighted({', '.join(named)})" if isinstance(verifier, Weighted) else named[0]
+    is_composed = isinstance(verifier, _COMPOSITIONS)
+    return f"{verifier.type}({', '.join(named)})" if is_composed else named[0]
 
 
 def needs_reference(spec: Mapping[str, Any]) -> bool:
@@ -93,9 +109,17 @@ def check_references(examples: Iterable[Example]) -> None:
       ValueError: the first that has none, with its source and id.
     """
     for example in examples:
-        if not example.reference.strip() and needs_reference(example.verifier):
+        if not example.reference.strip() and _compares(build(example.verifier), example.source):
             raise ValueError(
                 f"source {example.source!r}, example {example.id!r}: it has no reference, and its "
                 f"verifier {name(build(example.verifier))!r} compares with one: name the field "
                 "that holds it as fields.reference, or complete or delete the record"
             )
+
+
+def _compares(verifier: Verifier, source: str) -> bool:
+    """Whether it compares examples of a data source with their reference."""
+    if isinstance(verifier, First):
+        case = verifier.case(source)
+        return case is not None and case.verifier.needs_reference
+    return any(part.needs_reference for part in parts(verifier))
