@@ -64,7 +64,8 @@ TABLE = {
 # Slow to import, so imported by the function that needs them.
 HEAVY = set(
     "orbax tensorstore transformers tokenizers huggingface_hub jinja2 datasets pyarrow "
-    "reasoning_gym safetensors jsonschema referencing sympy mpmath tensorboardX wandb libtpu".split()
+    "reasoning_gym safetensors jsonschema referencing sympy mpmath tensorboardX wandb "
+    "libtpu".split()
 )
 
 
