@@ -425,8 +425,9 @@ def test_a_run_whose_output_nobody_reads_trains_to_its_end(tmp_path, kind):
 
 def test_no_worker_stays_after_an_error(done, tmp_path, capsys):
     (tmp_path / "letters").write_text("what\n")
+    before = set(children(os.getpid()))  # sandboxes that other tests keep warm
     call(capsys, "sample", done, "--prompts", tmp_path / "letters", code=2)
-    assert children(os.getpid()) == []
+    assert set(children(os.getpid())) <= before
 
 
 def test_clip_range_that_cannot_act_is_said(tmp_path, capsys):

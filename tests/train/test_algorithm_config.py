@@ -50,6 +50,8 @@ def samples(**more):
         "step_mask": np.ones((3, 4, 2), bool),
         "value": np.where(mask, 0.25, 7.0).astype(np.float32),
         "baseline": BASELINE,
+        "logp": np.where(mask, -1.0, 5.0).astype(np.float32),
+        "teacher_logp": np.where(mask, -1.5, -7.0).astype(np.float32),
     }
     return Samples(**{**fields, **more})
 
@@ -165,6 +167,7 @@ def test_advantages(fields, expected):
 ALL_ADVANTAGES = {
     "pass_at_k": {"k": 2},
     "multi_reward_norm": {"weights": {"format": 1.0, "language": 0.5}},
+    "on_policy_distillation": {"teacher": "base"},
 }
 
 
@@ -188,6 +191,13 @@ def test_process_group_norm_by_hand():
     assert not found[0, 0, 2:].any()
     # A step in which nothing could be judged.
     assert not choice(samples(step_mask=np.zeros((3, 4, 2), bool))).any()
+
+
+def test_on_policy_distillation_by_hand():
+    found = choose(Advantage, type="on_policy_distillation", teacher="base")(samples())
+    # The teacher finds each token half a nat less likely; what does not train has nothing.
+    trains = (np.arange(6) < COMPLETION[:, :, None]) & VALID[:, :, None]
+    np.testing.assert_array_equal(found, np.where(trains, -0.5, 0.0))
 
 
 def test_preference_pairs_by_hand():

@@ -241,8 +241,8 @@ def test_a_reference_that_is_another_is_refused_with_both_hashes(tmp_path, run, 
     shutil.copytree(tmp_path / "other" / "stages" / "cold" / "final", final)
     path = config(tmp_path, sft("cold"), rl("grpo", steps=2, more=KL))
     said = call(capsys, "train", path, code=2)
-    assert "stages.grpo: the weights it started from are its KL reference" in said
-    assert f"(hash {hashes[0]}, now {found})" in said and "init = 'previous'" in said
+    assert "stages.grpo: the weights of init = 'previous', its reference, are no longer" in said
+    assert f"(hash {hashes[0]}, now {found})" in said and "put them back" in said
     shutil.rmtree(final)
     shutil.move(tmp_path / "aside", final)
     assert train(path)["parameter_hash"] == hashes[1]

@@ -53,7 +53,7 @@ SUMS = 'tasks = ["sums"]\n'
         ("stages.grpo.batch=4", ["stages.grpo.batch", 'belongs to type "sft"', '"rl"']),
         ('seed="1"', ['seed = "1"', "must be an integer", "write 1, without quotes"]),
         ("stages.grpo.prompts=2.5", ["stages.grpo.prompts = 2.5", "must be an integer"]),
-        ("stages.grpo.type=r1", ['stages.grpo.type = "r1"', 'must be "sft", "rl", "eval"']),
+        ("stages.grpo.type=r1", ['stages.grpo.type = "r1"', 'must be "sft", "dpo", "rl", "eval"']),
         ("engine.slots=0", ["engine.slots = 0", "greater than or equal to 1"]),
         ("engine.steps_per_call=0", ["engine.steps_per_call = 0", "greater than or equal to 1"]),
         ("stages.grpo.name=base", ["'base' has a meaning in init"]),
