@@ -26,6 +26,7 @@ from jaxrl_vr.verifiers.language import Language
 from jaxrl_vr.verifiers.math_answer import MathAnswer
 from jaxrl_vr.verifiers.numeric import Numeric
 from jaxrl_vr.verifiers.pattern import Regex
+from jaxrl_vr.verifiers.reasoning_gym import ReasoningGym
 from jaxrl_vr.verifiers.worked import Worked
 
 Single = Annotated[
@@ -35,6 +36,7 @@ Single = Annotated[
     | Format
     | Language
     | Constraints
+    | ReasoningGym
     | JsonSchema
     | Regex
     | Numeric

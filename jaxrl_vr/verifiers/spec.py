@@ -20,6 +20,7 @@ from jaxrl_vr.verifiers.language import Language
 from jaxrl_vr.verifiers.math_answer import MathAnswer
 from jaxrl_vr.verifiers.numeric import Numeric
 from jaxrl_vr.verifiers.pattern import Regex
+from jaxrl_vr.verifiers.reasoning_gym import ReasoningGym
 from jaxrl_vr.verifiers.worked import Worked
 
 Verifier = Annotated[
@@ -29,6 +30,7 @@ Verifier = Annotated[
     | Format
     | Language
     | Constraints
+    | ReasoningGym
     | JsonSchema
     | Regex
     | Numeric
