@@ -30,7 +30,10 @@ TABLE = {
     "arrays": ("types", "jax"),
     "config": ("", "pydantic"),
     "losses": ("arrays losses", "jax"),
-    "verifiers": ("types config verifiers", "pydantic sympy mpmath regex jsonschema referencing"),
+    "verifiers": (
+        "types config verifiers",
+        "pydantic sympy mpmath regex jsonschema referencing reasoning_gym",
+    ),
     "metrics": ("types config metrics", "pydantic numpy rich tensorboardX wandb"),
     "sharding": ("config", "pydantic jax numpy"),
     "data": (

@@ -12,6 +12,7 @@ from pydantic import Field
 from jaxrl_vr.config import LocalPath
 from jaxrl_vr.data import records
 from jaxrl_vr.data.countdown import CountdownSource
+from jaxrl_vr.data.gym import ReasoningGymSource
 from jaxrl_vr.data.procedural import ArithmeticSource, CompareSource
 from jaxrl_vr.data.records import Fields
 from jaxrl_vr.data.source_base import SourceBase
@@ -72,9 +73,15 @@ class HFSource(SourceBase):
 
 
 FileSource = JsonlSource | ParquetSource | HFSource
-ProceduralSource = ArithmeticSource | CompareSource | CountdownSource
+ProceduralSource = ArithmeticSource | CompareSource | CountdownSource | ReasoningGymSource
 Source = Annotated[
-    JsonlSource | ParquetSource | HFSource | ArithmeticSource | CompareSource | CountdownSource,
+    JsonlSource
+    | ParquetSource
+    | HFSource
+    | ArithmeticSource
+    | CompareSource
+    | CountdownSource
+    | ReasoningGymSource,
     Field(discriminator="type"),
 ]
 

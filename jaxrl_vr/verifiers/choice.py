@@ -76,12 +76,12 @@ class Choice(Config):
         chosen = self._chosen(text)
         if not chosen:
             return Score(0.0, "no_answer", reason="no letter where an answer may stand")
-        letter, *others = chosen
-        if others:
-            return Score(0.0, "wrong", reason=f"several letters: {', '.join(chosen[:10])}")
+        said = ", ".join(chosen)
+        if len(chosen) > 1:
+            return Score(0.0, "wrong", reason=f"several letters: {said}")
         if chosen == expected:
-            return Score(1.0, "right", reason=f"choice {letter}")
-        return Score(0.0, "wrong", reason=f"choice {letter}, expected {expected[0]}")
+            return Score(1.0, "right", reason=f"choice {said}")
+        return Score(0.0, "wrong", reason=f"choice {said}, expected {', '.join(expected)}")
 
     @property
     def _last(self) -> str:

@@ -22,6 +22,7 @@ from jaxrl_vr.verifiers.language import Language
 from jaxrl_vr.verifiers.math_answer import MathAnswer
 from jaxrl_vr.verifiers.numeric import Numeric
 from jaxrl_vr.verifiers.pattern import Regex
+from jaxrl_vr.verifiers.reasoning_gym import ReasoningGym
 from jaxrl_vr.verifiers.remote import Http, Judge
 from jaxrl_vr.verifiers.sql import Sql
 from jaxrl_vr.verifiers.worked import Worked
@@ -38,6 +39,7 @@ Verifier = Annotated[
     | Judge
     | Language
     | Constraints
+    | ReasoningGym
     | JsonSchema
     | Regex
     | Numeric
