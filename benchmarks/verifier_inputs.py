@@ -5,10 +5,13 @@ Drawn by hypothesis with a fixed seed, so that the benchmark and the tests see t
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import hypothesis
 from hypothesis import strategies as st
+
+from jaxrl_vr.types import Example
 
 _PIECES = (
     r"\frac \dfrac \sqrt \sqrt[3] \pi \pm \mp \cup \cap \setminus \infty \emptyset \mathbb{R} "
@@ -95,6 +98,40 @@ def pairs(n: int) -> list[tuple[str, str]]:
     return found
 
 
-def spec(verifier: str) -> dict[str, Any]:
-    """The spec of a verifier by its name."""
-    return {"type": verifier}
+_CONSTRAINTS = {
+    "constraint": [
+        "keywords:forbidden_words",
+        "length_constraints:number_sentences",
+        "detectable_content:number_placeholders",
+        "detectable_format:number_highlighted_sections",
+        "detectable_format:json_format",
+        "change_case:capital_word_frequency",
+    ],
+    "kwargs": [
+        {"forbidden_words": ["c++"]},
+        {"num_sentences": 3, "relation": "at least"},
+        {"num_placeholders": 2},
+        {"num_highlights": 1},
+        {},
+        {"capital_frequency": 2, "capital_relation": "less than"},
+    ],
+}
+SPECS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "math_answer": ({}, None),
+    "exact": ({}, None),
+    "format": ({}, None),
+    "constraints": ({"mode": "loose"}, json.dumps(_CONSTRAINTS)),
+    "language": ({"language": "en"}, None),
+    "choice": ({}, "B"),
+    "numeric": ({"relative": 0.1}, "5"),
+    "regex": ({"pattern": r"^\s*[\w ]+$"}, None),
+    "json_schema": ({"definition": {"type": "array"}}, None),
+}
+"""Verifier -> its options, and the reference where a random one would be none (None: random)."""
+
+
+def task(number: int, reference: str, verifier: str) -> Example:
+    """A random pair's task for a verifier."""
+    options, fixed = SPECS[verifier]
+    spec = {"type": verifier, **options}
+    return Example(str(number), "", reference if fixed is None else fixed, spec)

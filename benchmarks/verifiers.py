@@ -24,25 +24,24 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faulty_verifier import CRASH, HANG
-from benchmarks.verifier_inputs import pairs, spec
+from benchmarks.verifier_inputs import SPECS, pairs, task
 from jaxrl_vr.types import Example
 from jaxrl_vr.verifiers.pool import Pool
 from jaxrl_vr.verifiers.summary import quantile
 from jaxrl_vr.verifiers.tally import Result, cause, limit
 
 _PEER_LIMIT = 20.0  # seconds a pair may take Math-Verify, whose own limit is 5
-VERIFIERS = ("math_answer", "exact", "format")
 
 
 def cases(path: Path, peer: str | None, workers: int) -> Iterator[dict[str, Any]]:
     """Agreement, false passes and latency of our verifier, and of Math-Verify beside it."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     with Pool(workers=workers) as pool:
-        _drain(pool, [Example("warm", "", "1", spec("math_answer"))], ["2"])
+        _drain(pool, [task(-1, "1", "math_answer")], ["2"])
         start = time.perf_counter()
         results = _drain(
             pool,
-            [Example(str(i), "", x["gold"], spec("math_answer")) for i, x in enumerate(lines)],
+            [task(i, x["gold"], "math_answer") for i, x in enumerate(lines)],
             [x["response"] for x in lines],
         )
         wall = time.perf_counter() - start
@@ -131,8 +130,8 @@ def _peer(peer: str) -> subprocess.Popen[str]:
 def fuzz(n: int, workers: int, deadline: float) -> Iterator[dict[str, Any]]:
     """Verifies random pairs; nothing may raise, overrun or leak."""
     inputs = pairs(n)
-    for verifier in VERIFIERS:
-        examples = [Example(str(i), "", a, spec(verifier)) for i, (a, _) in enumerate(inputs)]
+    for verifier in SPECS:
+        examples = [task(i, a, verifier) for i, (a, _) in enumerate(inputs)]
         with Pool(workers=workers, deadline=deadline) as pool:
             half, start = len(inputs) // 2, time.perf_counter()
             results = _drain(pool, examples[:half], [b for _, b in inputs[:half]])
