@@ -210,8 +210,8 @@ def _milliseconds(seconds: Sequence[float]) -> dict[str, float]:
 
 def _children() -> set[int]:
     found: set[int] = set()
-    for task in Path("/proc/self/task").iterdir():
-        found |= {int(pid) for pid in (task / "children").read_text().split()}
+    for thread in Path("/proc/self/task").iterdir():
+        found |= {int(pid) for pid in (thread / "children").read_text().split()}
     return found
 
 
