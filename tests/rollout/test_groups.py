@@ -62,6 +62,7 @@ def test_samples():
     assert set(vars(found)) == {
         *expected,
         *("components", "mask", "token_reward", "value", "step_value", "step_end", "step_mask"),
+        *("logp", "teacher_logp", "baseline"),
     }
     for name, values in expected.items():
         array = getattr(found, name)
@@ -73,6 +74,18 @@ def test_samples():
         chosen = found.select(some)
         np.testing.assert_array_equal(chosen.length, [[3, 5, 2], [9, 1, 1]])
         np.testing.assert_array_equal(chosen.mask.sum(2), chosen.length)
+
+
+def test_what_rewards_are_compared_with():
+    found = samples_of(GROUPS, decode, 9)
+    against = found.against(np.array([0.5, np.nan, 1.0, 0.0]))
+    np.testing.assert_array_equal(against.baseline, np.float32([0.5, 0, 1, 0]))
+    # A prompt without a baseline neither counts nor trains; the others are as they were.
+    known = np.array([[True], [False], [True], [True]])
+    np.testing.assert_array_equal(against.valid, found.valid & known)
+    np.testing.assert_array_equal(against.trains, found.trains & known)
+    np.testing.assert_array_equal(against.select(np.array([2])).baseline, np.float32([1]))
+    np.testing.assert_array_equal(against.padded(6).baseline[4:], np.float32([0, 0]))
 
 
 def test_groups_behind_to_come_to_few_sizes():
