@@ -74,7 +74,7 @@ METRICS: dict[str, str] = {
     "speed/verify_s": "seconds of verifying a response, mean over responses",
     "speed/verify_s_max": "the same, the largest",
     "verify/timeout": "share of the responses that ran past the verifier's deadline twice",
-    "verify/crash": "share of the responses that ended their worker twice",
+    "verify/crash": "share of the responses that ended their worker or sandbox, each time",
     "verify/memory": "share of the responses that ran out of memory twice",
     "verify/size": "share of the responses longer than verifiers.max_chars",
     "verify/retried": "share of the responses that needed a second, fresh worker",

@@ -35,11 +35,11 @@ class LmMix(Config):
     loss_on: LossOn = "all"
     """`all` trains on every token (plain text), `completion` masks prompts."""
     max_tokens: PositiveInt | None = None
-    """Longer texts are left out and counted; None is what fits a row."""
+    """Longer texts are left out and counted; None is what fits a row and the model's context."""
 
-    def longest(self, row_length: int) -> int:
-        """Tokens of a text at most, in rows of this length."""
-        return min(self.max_tokens or row_length, row_length)
+    def longest(self, row_length: int, context: int) -> int:
+        """Tokens of a text at most, in rows of this length and a model's context."""
+        return min(self.max_tokens or context, row_length, context)
 
 
 def marked(every: Sequence[Trajectory], is_right: np.ndarray) -> list[Trajectory]:

@@ -53,7 +53,7 @@ class Mixtures:
                 sources,
                 self.tokenizer,
                 loss_on=mix.loss_on,
-                max_tokens=mix.longest(stage.row_length(self.context)),
+                max_tokens=mix.longest(stage.row_length(self.context), self.context),
                 seed=self.config.stage_seed(stage),
             )
 

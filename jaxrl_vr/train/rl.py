@@ -49,7 +49,8 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
     mixture = ctx.mixtures.prompts(stage)
     ctx.report_dropped(stage.name, mixture.dropped, max_prompt)
     if stage.lm_mix is not None:
-        longest = stage.lm_mix.longest(stage.row_length(ctx.model.max_length))
+        context = ctx.model.max_length
+        longest = stage.lm_mix.longest(stage.row_length(context), context)
         ctx.report_dropped(f"{stage.name}.lm_mix", ctx.mixtures.texts(stage).dropped, longest)
     sampler = GroupSampler(ctx, stage)
     steps = _Steps(ctx, stage, sampler)
@@ -285,7 +286,8 @@ class _Steps:
                     texts: list[Demonstration] = []
                     if step >= stage.num_warmup_steps:
                         texts, carried = self._mixed_in(carried, metrics)
-                    seed = (self._ctx.config.stage_seed(stage), step, done)
+                    # The last number keeps it apart from the seeds of epochs.
+                    seed = (self._ctx.config.stage_seed(stage), step, done, 1)
                     batch = self._batch(part, texts, seed)
                     state, found = self._update(state, step, done, batch, carried)
                     metrics.add(found)

@@ -166,7 +166,8 @@ class RlStage(TrainStage):
                 "'recomputed'"
             )
         reads_old = self.kl is not None and self.kl.type == "unbiased_k3"
-        acts = self.objective.has_ratio or comparing or reads_old
+        charged = self.kl is not None and (self.kl.where == "reward" or self.kl.adaptive)
+        acts = self.objective.has_ratio or comparing or reads_old or charged or self.teacher
         if self.old_logp == "recomputed" and not acts:
             raise ValueError(
                 f"old_logp = 'recomputed' cannot act with objective '{self.objective.type}', which "
@@ -195,10 +196,11 @@ class RlStage(TrainStage):
                 "kl.where = 'reward' with advantage 'pass_at_k', which asks only whether a reward "
                 "is above 0.5; set kl.where = 'loss'"
             )
-        if self.control == "shuffled_rewards" and isinstance(advantage, ProcessGroupNorm):
+        if self.control == "shuffled_rewards" and (self.reads_steps or self.teacher is not None):
             raise ValueError(
-                "control = 'shuffled_rewards' with advantage 'process_group_norm', which reads "
-                "steps and not rewards; use another advantage"
+                "control = 'shuffled_rewards' shuffles rewards, and what trains are scores of "
+                f"steps or a teacher (advantage '{advantage.type}', shaping {shaped}); use another "
+                "advantage and shaping"
             )
         if advantage.is_per_token and not self.objective.takes_token_advantages:
             raise ValueError(

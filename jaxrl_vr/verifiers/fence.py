@@ -16,7 +16,8 @@ def last_fence(text: str, languages: Sequence[str] = PYTHON) -> str | None:
     """
     marked, unmarked = None, None
     mark, language, lines = "", "", []
-    for line in text.splitlines():
+    # Not splitlines, which also cuts at characters that may stand within a line of a program.
+    for line in text.replace("\r\n", "\n").split("\n"):
         match = _FENCE.match(line)
         if not mark:
             if match:

@@ -119,7 +119,9 @@ class Server(Config):
                 return _read(answer, late)
         except urllib.error.HTTPError as error:
             with error:
-                text = one_line(error.read(500).decode(errors="replace"), 200)
+                text = ""
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    text = one_line(error.read(500).decode(errors="replace"), 200)
             said = f"{self.url} said {error.code} {text}".strip()
             if error.code in _PASSING:
                 raise _Passing(said, wait=_seconds(error.headers.get("Retry-After"))) from None
@@ -311,15 +313,19 @@ class Judge(Config):
         text = _content(said, self.server.url)
         grades = re.findall(self.pattern, text, re.MULTILINE)
         if not grades:
-            reason = f"the judge gave no grade: {one_line(text[-200:])!r}"
-            return Score(0.0, "unscorable", reason=one_line(reason))
+            # Not unscorable: an answer that confuses the judge must not be better than a wrong one.
+            reason = f"limit: the judge gave no grade: {one_line(text[-200:])!r}"
+            return Score(0.0, "wrong", reason=one_line(reason))
         grade = grades[-1][0] if isinstance(grades[-1], tuple) else grades[-1]
         try:
             value = float(grade) / self.full_marks
         except ValueError:
             reason = f"the judge's grade {grade[:40]!r} is no number"
             return Score(0.0, "unscorable", reason=one_line(reason))
-        return Score(value, "right" if value >= 1 else "wrong", reason=f"grade {grade}")
+        if not 0 <= value <= 1:  # as an answer may ask for, and NaN
+            reason = f"the judge's grade {grade[:40]!r} is not from 0 to {self.full_marks:g}"
+            return Score(0.0, "wrong", reason=one_line(reason))
+        return Score(value, "right" if value == 1 else "wrong", reason=f"grade {grade}")
 
 
 def _text(prompt: str | tuple[Message, ...]) -> str:

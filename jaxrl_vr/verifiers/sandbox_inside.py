@@ -302,9 +302,8 @@ def _excess(first: int, order: dict[str, Any], scratch: str) -> str:
     pages = 0
     for pid, _ in family:
         with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/statm") as file:
-            _, resident, shared = file.read().split()[:3]
-            pages += int(resident) - int(shared)
-    # What forks share is counted for each of them, so a look at what they really hold decides.
+            pages += int(file.read().split()[1])
+    # What processes share is counted for each of them, so a look at what they really hold decides.
     if pages * _PAGE > order["memory"] and _held(family) > order["memory"]:
         return "memory"
     if order["level"] != "bubblewrap" and _size(scratch) > order["scratch_size"]:
@@ -333,7 +332,9 @@ def _held(family: list[tuple[int, int]]) -> int:
         with contextlib.suppress(OSError, ValueError):
             with open(f"/proc/{pid}/smaps_rollup") as file:
                 held = dict(line.split(":", 1) for line in file.read().splitlines()[1:])
-            total += 1024 * int(held["Pss_Anon"].split()[0])
+            # Memory that a process maps to share with its children is of the second kind.
+            kinds = (held["Pss_Anon"], held["Pss_Shmem"])
+            total += sum(1024 * int(kind.split()[0]) for kind in kinds)
     return total
 
 

@@ -206,7 +206,9 @@ def _space(spec: dict[str, Any], program: Program, trees: list[ast.Module]) -> d
     for name in used & names.keys() & sys.stdlib_module_names - {entry}:
         given.setdefault(name, importlib.import_module(name))  # not as the program has left it
     for name, value in names.items():
-        is_ours = name in given and not inspect.isclass(given[name])
+        # A class that the head defines is to be completed; one that it imports is no program's.
+        is_head = inspect.isclass(given.get(name)) and given[name].__module__ == "tests"
+        is_ours = name in given and not is_head
         if name in used | {entry} and (name == entry or not (hasattr(builtins, name) or is_ours)):
             with contextlib.suppress(Exception, sandbox_link.Ended):
                 space[name] = value.value() if isinstance(value, Global) else value

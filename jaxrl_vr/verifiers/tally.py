@@ -23,9 +23,11 @@ _CAUSE = {
     "result": re.compile(r"\breturned\b"),
 }
 _LIMITS = {
-    "timeout": re.compile(r"limit: no result after"),
-    "memory": re.compile(r"limit: out of memory"),
-    "size": re.compile(r"limit: \d+ characters"),
+    "timeout": re.compile(
+        r"limit: (no result after|(test \d+: )?(cpu|wall|total) = |.*\b(timeout = |search took ))"
+    ),
+    "memory": re.compile(r"limit: (out of memory|(test \d+: )?memory = )"),
+    "size": re.compile(r"limit: (\d+ characters|(test \d+: )?(output|scratch|processes) = )"),
 }
 _MIN_WATCHED = 100  # scores before a rate means anything
 _WORST = 3

@@ -4,6 +4,7 @@ import pytest
 from inprocess import ONES, call, config, rl
 
 from jaxrl_vr.config import parse
+from jaxrl_vr.train.imitation import LmMix
 from jaxrl_vr.train.rl_stage import RlStage
 
 STAGE = {
@@ -89,6 +90,17 @@ REFUSED = {
         {"advantage": {"type": "process_group_norm"}, "control": "shuffled_rewards"},
         ["control = 'shuffled_rewards'", "use another advantage"],
     ),
+    "shuffled-rewards-made-of-steps": (
+        {"shaping": [{"type": "step_reward"}], "control": "shuffled_rewards"},
+        ["shaping ['step_reward']", "use another advantage and shaping"],
+    ),
+    "shuffled-rewards-beside-a-teacher": (
+        {
+            "advantage": {"type": "on_policy_distillation", "teacher": "base"},
+            "control": "shuffled_rewards",
+        },
+        ["or a teacher (advantage 'on_policy_distillation'"],
+    ),
     "one-ratio-many-advantages": (
         {**GAE, "objective": {"type": "gspo"}},
         ["'gspo' with advantage 'gae'", "'gspo_token'"],
@@ -155,6 +167,16 @@ ACCEPTED = {
         "sampling": {"max_new_tokens": 4, "top_k": 2},
     },
     "likelihood-of-the-preferred": {**DPO, "positive_nll": {}},
+    "recomputed-for-a-kl-in-the-reward": {
+        "old_logp": "recomputed",
+        "objective": {"type": "reinforce"},
+        "kl": {"coef": 0.1, "where": "reward"},
+    },
+    "recomputed-for-a-teacher": {
+        "old_logp": "recomputed",
+        "objective": {"type": "reinforce"},
+        "advantage": {"type": "on_policy_distillation", "teacher": "base"},
+    },
     "all-tokens": {"tokens": {"fraction": 1.0}},
 }
 
@@ -204,3 +226,9 @@ def test_texts_that_are_not_there_are_named(tmp_path, capsys):
     assert "stages.rl.lm_mix.data: no [[data]] is named 'one'; did you mean 'ones'?" in said
     shown = call(capsys, "train", path, "--dry-run", 'stages.rl.lm_mix.data=["ones"]')
     assert "texts mixed in         2 per optimizer step" in shown
+
+
+def test_texts_fit_the_row_and_the_context():
+    mix = LmMix(data=("ones",), batch=2)
+    assert [mix.longest(*sizes) for sizes in ((64, 16), (8, 16))] == [16, 8]
+    assert LmMix(data=("ones",), batch=2, max_tokens=4).longest(64, 16) == 4

@@ -132,6 +132,9 @@ WRONG = {
     "memory bomb": "x = []\nwhile True: x.append(bytes(1 << 22))",
     "memory bomb of forks": "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n"
     "        x = bytearray(b'x') * (100 << 20)\n        time.sleep(60)\ntime.sleep(60)",
+    "memory bomb of shared maps": "import mmap, os, time\nfor _ in range(8):\n"
+    "    if os.fork() == 0:\n        m = mmap.mmap(-1, 100 << 20)\n"
+    "        m.write(b'x' * (100 << 20))\n        time.sleep(60)\ntime.sleep(60)",
     "deep recursion": "import sys\nsys.setrecursionlimit(10 ** 9)\ndef double(x): return double(x)",
     "huge value": "def double(x): return [0] * (1 << 24)",
     "deep value": "def double(x):\n    y = []\n    for _ in range(100000): y = [y]\n    return y",
@@ -405,6 +408,24 @@ def test_modules_that_tests_use_are_not_those_of_the_program(verifier):
     assert verify(verifier, faked, "assert math.isclose(f(), 1.5)").verdict == "wrong"
     right = "import math\ndef f(): return 1.5"
     assert verify(verifier, right, "assert math.isclose(f(), 1.5)").verdict == "right"
+
+
+def test_classes_that_the_prompt_imports_are_not_those_of_the_program(verifier):
+    reference = {
+        "prompt": "from collections import Counter\ndef f(x):\n    'Sorts.'\n",
+        "test": "def check(candidate):\n"
+        "    assert Counter(candidate([1, 1, 2])) == Counter([2, 1, 1])\n",
+        "entry_point": "f",
+    }
+    forged = """
+class Counter:
+    def __init__(self, *a): pass
+    def __eq__(self, other): return True
+def f(x): return 0
+"""
+    example = Example("0", "", json.dumps(reference))
+    assert verifier(example, forged).verdict == "wrong"
+    assert verifier(example, "def f(x): return sorted(x)\n").verdict == "right"
 
 
 @pytest.mark.parametrize("secret", ["__reduce__", "__class__"])

@@ -43,6 +43,7 @@ def value(program: str, tests: object, verifier: CodeTests = WHOLE) -> float:
 
 
 def test_the_last_closed_block_of_python_is_the_program():
+    assert last_fence("```python\r\na = 'x\u2028y\x0c'\r\n```") == "a = 'x\u2028y\x0c'\n"
     assert last_fence("```python\na\n```\ntext\n```py\nb\n```\n```\nc\n```") == "b\n"
     assert last_fence("```\na\n```\n```json\nb\n```") == "a\n"
     assert last_fence("~~~~python\n```\n~~~\na\n~~~~") == "```\n~~~\na\n"

@@ -202,13 +202,20 @@ def test_the_last_grade_counts_and_an_answer_fills_nothing_in():
 def test_grades_on_a_scale():
     score, _ = judged(chat("[7]"), pattern=r"\[(\d+)\]", full_marks=10.0)
     assert (score.value, score.verdict) == (0.7, "wrong")
+    score, _ = judged(chat("[10]"), pattern=r"\[(\d+)\]", full_marks=10.0)
+    assert (score.value, score.verdict) == (1.0, "right")
+    # A grade that no scale has, as an answer may talk the judge into.
+    score, _ = judged(chat("[11]"), pattern=r"\[(\d+)\]", full_marks=10.0)
+    assert (score.value, score.verdict) == (0.0, "wrong") and "not from 0 to 10" in score.reason
 
 
 def test_no_answer_is_not_asked_about_and_no_grade_is_none():
     score, requests = judged(chat("Grade: 1"), "<think>still")
     assert (score.verdict, requests) == ("no_answer", [])
+    # An answer that confuses the judge is not better off than a wrong one.
     score, _ = judged(chat("I cannot say."))
-    assert score.verdict == "unscorable" and "no grade" in score.reason
+    assert (score.value, score.verdict) == (0.0, "wrong")
+    assert score.reason.startswith("limit: the judge gave no grade")
     with pytest.raises(BadScore, match="no chat completion"):
         judged((200, "{}"))
 

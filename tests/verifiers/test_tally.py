@@ -36,6 +36,12 @@ def test_causes(reason, named):
         ("limit: out of memory, twice", "memory"),
         ("limit: the worker died (exit status 3), twice", "crash"),
         ("limit: 102 characters, more than max_chars = 100", "size"),
+        ("limit: test 2: cpu = 5 s of CPU time", "timeout"),
+        ("limit: wall = 5 s by the clock", "timeout"),
+        ("limit: https://judge: timeout = 3 s, each time", "timeout"),
+        ("limit: the search took more than 1 s", "timeout"),
+        ("limit: memory = 1024 bytes", "memory"),
+        ("limit: test 1: output = 10 bytes", "size"),
         ("answer '5'", ""),
     ],
 )
