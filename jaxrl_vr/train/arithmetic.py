@@ -34,6 +34,16 @@ def _rl(config: RunConfig, stage: RlStage) -> str:
     lines = [
         f"stage {stage.name} (rl), {stage.steps} steps",
         f"  rollouts per step      {stage.prompts} prompts x {stage.samples} samples = {rollouts}",
+    ]
+    dynamic = stage.dynamic_sampling
+    if dynamic is not None:
+        asked = math.ceil(stage.prompts * dynamic.oversample)
+        rollouts = dynamic.max_rounds * asked * stage.samples
+        lines.append(
+            f"  dynamic sampling       at most {dynamic.max_rounds} rounds x {asked} prompts x "
+            f"{stage.samples} samples = {rollouts}"
+        )
+    lines += [
         f"  completion tokens      at most {rollouts} x {new} = {rollouts * new} per step",
         f"  optimizer steps        {_updates(stage)} per rollout batch, "
         f"{stage.total_updates} in all",

@@ -35,7 +35,7 @@ class DynamicSampling(Config):
     """DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476, section 3.2): groups whose rewards
     are all equal do not train; prompts are sampled until `prompts` groups have contrast."""
 
-    oversample: float = Field(default=1.5, ge=1)
+    oversample: float = Field(default=1.5, ge=1, le=100)
     """Prompts sampled for each that is still missing; higher needs fewer rounds. All groups with
     contrast train, also those beyond `prompts`: no accepted sample is thrown away."""
     max_rounds: PositiveInt = 8

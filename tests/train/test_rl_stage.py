@@ -232,3 +232,17 @@ def test_texts_fit_the_row_and_the_context():
     mix = LmMix(data=("ones",), batch=2)
     assert [mix.longest(*sizes) for sizes in ((64, 16), (8, 16))] == [16, 8]
     assert LmMix(data=("ones",), batch=2, max_tokens=4).longest(64, 16) == 4
+
+
+def test_arithmetic_counts_the_rounds_of_dynamic_sampling(tmp_path, capsys):
+    path = config(tmp_path, rl("rl"), data=ONES)
+    dynamic = "stages.rl.dynamic_sampling={ oversample = 1.6, max_rounds = 3 }"
+    shown = call(capsys, "train", path, "--dry-run", dynamic)
+    # 4 prompts x 1.6 are 7 in a round.
+    assert "rollouts per step      4 prompts x 2 samples = 8" in shown
+    assert "at most 3 rounds x 7 prompts x 2 samples = 42" in shown
+    assert "completion tokens      at most 42 x 4 = 168 per step" in shown
+    said = call(
+        capsys, "train", path, "--dry-run", "stages.rl.dynamic_sampling.oversample=1e9", code=2
+    )
+    assert "dynamic_sampling.oversample" in said and "less than or equal to 100" in said
