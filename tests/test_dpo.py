@@ -142,6 +142,12 @@ def test_what_cannot_be_a_pair_is_named(tmp_path, capsys):
     same = data.replace('rejected = "rejected"', 'rejected = "completion"')
     said = call(capsys, "train", config(tmp_path, dpo("prefer"), data=same), "--dry-run", code=2)
     assert "fields.rejected and fields.completion are both 'completion'" in said
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "1", "completion": "2", "rejected": "2"}\n')
+    said = call(
+        capsys, "train", config(tmp_path, dpo("prefer"), data=ONES + data), "--dry-run", code=2
+    )
+    assert "example pairs:0 prefers '2' to itself, which teaches nothing" in said
+    data = written(tmp_path, 2)
     path = config(tmp_path, dpo("prefer"), data=ONES + data)
     said = call(
         capsys, "train", path, "--dry-run", "stages.prefer.micro={ row_length = 16 }", code=2

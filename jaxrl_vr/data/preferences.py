@@ -35,6 +35,11 @@ def pair(example: Example, template: Template, tokenizer: Tokenizer) -> Pair:
             f"example {example.source}:{example.id} has no {missing}, and a pair needs both: name "
             f"the field that holds it as fields.{missing}, or take the source out of this stage"
         )
+    if example.completion == example.rejected:
+        raise ValueError(
+            f"example {example.source}:{example.id} prefers {example.completion[:40]!r} to itself, "
+            "which teaches nothing; correct or delete the record"
+        )
     chosen = demonstration(example, template, tokenizer, loss_on="completion")
     other = dataclasses.replace(example, completion=example.rejected)
     return Pair(chosen, demonstration(other, template, tokenizer, loss_on="completion"))

@@ -18,7 +18,7 @@ _OPTIONAL = ("old_logp", "ref_logp", "old_value", "returns")  # arrays that all 
 class PositiveNll(Config):
     """VAPO's likelihood term: the step's right rollouts are imitated, a mean over their tokens."""
 
-    coef: float = Field(default=0.1, gt=0)
+    coef: float = Field(default=0.1, gt=0, le=1e6)
     """Weight beside the policy loss."""
 
 
@@ -27,9 +27,9 @@ class LmMix(Config):
 
     data: tuple[str, ...] = Field(min_length=1)
     """Names of data sources with a text or completion, mixed by their weights."""
-    batch: PositiveInt
+    batch: int = Field(ge=1, le=1_000_000)
     """Texts of an optimizer step."""
-    coef: float = Field(default=27.8, gt=0)
+    coef: float = Field(default=27.8, gt=0, le=1e6)
     """Weight beside the policy loss. InstructGPT's 27.8 is for the sum over a text of a reward
     model's rewards; with verified rewards begin near 0.1."""
     loss_on: LossOn = "all"

@@ -14,6 +14,7 @@ from jaxrl_vr.train.advantage import (
     Advantage,
     Gae,
     GroupNorm,
+    MaxRl,
     OnPolicyDistillation,
     PassAtK,
     PreferencePairs,
@@ -195,6 +196,19 @@ class RlStage(TrainStage):
             raise ValueError(
                 "kl.where = 'reward' with advantage 'pass_at_k', which asks only whether a reward "
                 "is above 0.5; set kl.where = 'loss'"
+            )
+        if charged and isinstance(advantage, MaxRl):
+            raise ValueError(
+                "kl.where = 'reward' with advantage 'max_rl', which divides by the mean reward of "
+                "a prompt, and that may then be 0 or below; set kl.where = 'loss'"
+            )
+        adaptive = None if self.kl is None else self.kl.adaptive
+        rollouts = self.prompts * self.samples
+        if adaptive is not None and 0.2 * rollouts >= adaptive.horizon:
+            raise ValueError(
+                f"kl.adaptive.horizon = {adaptive.horizon:g} with {rollouts} rollouts a step: the "
+                "coefficient would fall to 0 or below in one step; set it to at least "
+                f"{rollouts}, usually to many times that"
             )
         if self.control == "shuffled_rewards" and (self.reads_steps or self.teacher is not None):
             raise ValueError(

@@ -20,6 +20,7 @@ from jaxrl_vr.types import Example
 _REFERENCES = ("reference", "gold", "answer")
 _LABELS = ("equal", "expect", "ok")
 _TRUE = {"pass", "right", "true", "correct"}
+_FALSE = {"fail", "wrong", "false", "incorrect"}
 
 
 class Fields(Config):
@@ -107,7 +108,7 @@ def _record(
         example=example,
         response=response,
         kind=_text(data.get(fields.kind, "")),
-        label=_label(data, fields),
+        label=_label(data, number, fields),
         is_contested=data.get(fields.contested) is True,
     )
 
@@ -148,9 +149,15 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _label(data: Mapping[str, Any], fields: Fields) -> bool | None:
+def _label(data: Mapping[str, Any], number: int, fields: Fields) -> bool | None:
     names = (fields.label,) if fields.label else _LABELS
     value = next((data[name] for name in names if name in data), None)
-    if isinstance(value, str):
-        return value.strip().lower() in _TRUE
-    return None if value is None else bool(value)
+    if value is None or isinstance(value, bool) or value in (0, 1):
+        return None if value is None else bool(value)
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if word not in _TRUE | _FALSE:
+        raise ValueError(
+            f"line {number}: the label {str(value)[:40]!r} is neither true nor false; write one of "
+            f"them, or say which field is the label by fields.label=NAME"
+        )
+    return word in _TRUE

@@ -51,6 +51,8 @@ def score_file(path: Path, out: Path | None, config: VerifyConfig) -> Summary:
     lines = records(path, config.fields, spec, needs_reference=needs)
     summary = Summary()
     with contextlib.ExitStack() as stack:
+        if out is not None and out.exists() and out.samefile(path):
+            raise ValueError(f"--out {out}: is the file to verify; name another one")
         sink = stack.enter_context(_replacing(out)) if out is not None else None
         pool = stack.enter_context(Pool(config.pool))
         pool.check({"verifier": spec})

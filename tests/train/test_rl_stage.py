@@ -86,6 +86,19 @@ REFUSED = {
         {"advantage": {"type": "pass_at_k", "k": 2}, "kl": {"coef": 0.1, "where": "reward"}},
         ["above 0.5", "set kl.where = 'loss'"],
     ),
+    "kl-in-a-reward-that-divides": (
+        {"advantage": {"type": "max_rl"}, "kl": {"coef": 0.1, "where": "reward"}},
+        ["'max_rl', which divides by the mean reward", "set kl.where = 'loss'"],
+    ),
+    "coefficient-that-would-change-its-sign": (
+        {"kl": {"coef": 0.1, "adaptive": {"target": 6.0, "horizon": 3.0}}},
+        ["kl.adaptive.horizon = 3 with 16 rollouts a step", "at least 16"],
+    ),
+    "too-much-likelihood": ({"positive_nll": {"coef": 1e300}}, ["positive_nll.coef", "1000000"]),
+    "too-many-texts": (
+        {"lm_mix": {"data": ["ones"], "batch": 10**12}},
+        ["lm_mix.batch", "less than or equal to 1000000"],
+    ),
     "shuffled-steps": (
         {"advantage": {"type": "process_group_norm"}, "control": "shuffled_rewards"},
         ["control = 'shuffled_rewards'", "use another advantage"],

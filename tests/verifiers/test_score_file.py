@@ -58,6 +58,26 @@ def test_a_file_is_scored_in_order(tmp_path, capsys):
     assert sorted(os.listdir(tmp_path)) == ["in.jsonl", "out.jsonl"]
 
 
+def test_the_file_itself_is_not_written_over(tmp_path, capsys):
+    source = written(tmp_path / "in.jsonl", LINES)
+    before = source.read_bytes()
+    call(source, "--verifier", "math_answer", "--out", tmp_path / "." / "in.jsonl", code=2)
+    assert "is the file to verify; name another one" in capsys.readouterr().err
+    assert source.read_bytes() == before
+
+
+def test_labels_are_true_or_false(tmp_path, capsys):
+    labels = [True, 0, 1.0, " RIGHT", "fail", "incorrect", None]
+    lines = [{"gold": "1", "response": "1", "ok": label} for label in labels]
+    found = [
+        r.label for r in records(written(tmp_path / "a", lines), Fields(), {}, needs_reference=True)
+    ]
+    assert found == [True, False, True, True, False, False, None]
+    lines.append({"gold": "1", "response": "1", "ok": "maybe"})
+    *_, last = records(written(tmp_path / "b", lines), Fields(), {}, needs_reference=True)
+    assert "line 8: the label 'maybe' is neither true nor false" in last.fault
+
+
 def test_many_lines_keep_their_order(tmp_path):
     lines = [{"reference": str(i % 7), "response": str(i % 5)} for i in range(2500)]
     source, out = written(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
@@ -194,13 +214,18 @@ def test_ctrl_c_ends_cleanly(tmp_path):
     )
     written(tmp_path / "in.jsonl", LINES[:1])
     command = ["verify", "in.jsonl", "--verifier", "custom", "verifier.path=hanging:score"]
+    # Where these tests run in the background the signal is ignored, and children inherit that.
+    heed = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.SIG_DFL)\n"
+        "os.execv(sys.executable, [sys.executable, '-m', 'jaxrl_vr', *sys.argv[1:]])"
+    )
+    more = ("pool.deadline=600.0", "--out", "out.jsonl")
     process = subprocess.Popen(
-        [sys.executable, "-m", "jaxrl_vr", *command, "pool.deadline=600.0", "--out", "out.jsonl"],
+        [sys.executable, "-c", heed, *command, *more],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         stderr=subprocess.PIPE,
-        # Where these tests run in the background the signal is ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     worker = tmp_path / "worker"
     while not (worker.exists() and worker.read_text()):
