@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 import math
 import os
@@ -211,7 +212,8 @@ def _milliseconds(seconds: Sequence[float]) -> dict[str, float]:
 def _children() -> set[int]:
     found: set[int] = set()
     for thread in Path("/proc/self/task").iterdir():
-        found |= {int(pid) for pid in (thread / "children").read_text().split()}
+        with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+            found |= {int(pid) for pid in (thread / "children").read_text().split()}
     return found
 
 
