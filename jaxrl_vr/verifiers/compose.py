@@ -33,7 +33,7 @@ from jaxrl_vr.verifiers.remote import Http, Judge
 from jaxrl_vr.verifiers.sql import Sql
 from jaxrl_vr.verifiers.worked import Worked
 
-Single = Annotated[
+Singles = (
     MathAnswer
     | ExactMatch
     | Worked
@@ -50,9 +50,11 @@ Single = Annotated[
     | Regex
     | Numeric
     | Choice
-    | Custom,
-    Field(discriminator="type"),
-]
+    | Custom
+)
+"""The verifiers that are no composition."""
+
+Single = Annotated[Singles, Field(discriminator="type")]
 """The verifiers that can be a part."""
 
 

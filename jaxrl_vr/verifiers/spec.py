@@ -9,48 +9,14 @@ from pydantic import Field
 
 from jaxrl_vr.config import parse
 from jaxrl_vr.types import Example
-from jaxrl_vr.verifiers.choice import Choice
 from jaxrl_vr.verifiers.code_tests import CodeTests
 from jaxrl_vr.verifiers.command import Command
-from jaxrl_vr.verifiers.compose import First, Gate, Product, Single, Weighted
-from jaxrl_vr.verifiers.constraints import Constraints
+from jaxrl_vr.verifiers.compose import First, Gate, Product, Single, Singles, Weighted
 from jaxrl_vr.verifiers.custom import Custom
-from jaxrl_vr.verifiers.exact import ExactMatch
-from jaxrl_vr.verifiers.format import Format
-from jaxrl_vr.verifiers.json_schema import JsonSchema
-from jaxrl_vr.verifiers.language import Language
-from jaxrl_vr.verifiers.math_answer import MathAnswer
-from jaxrl_vr.verifiers.numeric import Numeric
-from jaxrl_vr.verifiers.pattern import Regex
-from jaxrl_vr.verifiers.reasoning_gym import ReasoningGym
 from jaxrl_vr.verifiers.remote import Http, Judge
 from jaxrl_vr.verifiers.sql import Sql
-from jaxrl_vr.verifiers.worked import Worked
 
-Verifier = Annotated[
-    MathAnswer
-    | ExactMatch
-    | Worked
-    | Format
-    | CodeTests
-    | Sql
-    | Command
-    | Http
-    | Judge
-    | Language
-    | Constraints
-    | ReasoningGym
-    | JsonSchema
-    | Regex
-    | Numeric
-    | Choice
-    | Weighted
-    | Gate
-    | Product
-    | First
-    | Custom,
-    Field(discriminator="type"),
-]
+Verifier = Annotated[Singles | Weighted | Gate | Product | First, Field(discriminator="type")]
 """A verifier's config model, which is the verifier: `verifier(example, response) -> Score`, and
 `verifier.answer(example, response) -> str | None`, the answer in a form in which equal answers are
 (as far as is cheap to say) equal strings, for majority votes."""

@@ -31,6 +31,7 @@ _LIMITS = {
 }
 _MIN_WATCHED = 100  # scores before a rate means anything
 _WORST = 3
+_REASONS = 500  # different ones that are kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,9 @@ class UnscorableRate:
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._seen = 0
-        self._reasons: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._bad = 0
+        self._reasons: collections.Counter[str] = collections.Counter()
+        self._first: dict[str, str] = {}  # reason -> the first example that had it
 
     def see(self, scores: Iterable[tuple[str, Score]]) -> None:
         """Counts scores with what to call their examples.
@@ -111,20 +114,19 @@ class UnscorableRate:
         for name, score in scores:
             self._seen += 1
             if score.verdict == "unscorable":
-                self._reasons[score.reason, self._first(score.reason, name)] += 1
-        bad = sum(self._reasons.values())
-        if self._seen < _MIN_WATCHED or bad <= self._rate * self._seen:
+                self._bad += 1
+                # Reasons may quote what was said, so a long run has no end of them.
+                if score.reason in self._first or len(self._first) < _REASONS:
+                    self._first.setdefault(score.reason, name)
+                    self._reasons[score.reason] += 1
+        if self._seen < _MIN_WATCHED or self._bad <= self._rate * self._seen:
             return
         worst = "".join(
-            f"\n  {count} x {reason} (first: {name})"
-            for (reason, name), count in self._reasons.most_common(_WORST)
+            f"\n  {count} x {reason} (first: {self._first[reason]})"
+            for reason, count in self._reasons.most_common(_WORST)
         )
         raise TooManyUnscorable(
-            f"{bad} of {self._seen} answers could not be scored, more than "
+            f"{self._bad} of {self._seen} answers could not be scored, more than "
             f"verifiers.max_unscorable = {self._rate:g}: mend the references or the verifier, or "
             f"raise max_unscorable{worst}"
         )
-
-    def _first(self, reason: str, name: str) -> str:
-        """The first example with this reason, so that each reason is counted once."""
-        return next((known for said, known in self._reasons if said == reason), name)
