@@ -36,8 +36,9 @@ from jaxrl_vr.models import hf
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build
-from jaxrl_vr.sampler.engine import EngineConfig, SlotEngine
+from jaxrl_vr.sampler.engine import SlotEngine
 from jaxrl_vr.sampler.generate import generate
+from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 from jaxrl_vr.train import state as train_state
 from jaxrl_vr.train.objectives import PpoClip, policy_objective

@@ -172,7 +172,7 @@ def constrain(x: jax.Array, axes: Sequence[str | None], rules: Rules = TRAIN_RUL
 
     Without a mesh of ours, as when a model is used in other code, it returns `x` as it is.
     """
-    mesh = _set_mesh()
+    mesh = current_mesh()
     if mesh is None:
         return x
     return jax.lax.with_sharding_constraint(x, spec(axes, rules, mesh, x.shape))
@@ -182,7 +182,7 @@ def num_shards(
     axes: Sequence[str | None], shape: Sequence[int], rules: Rules = TRAIN_RULES
 ) -> tuple[int, ...]:
     """Into how many parts the rules split each dimension on the mesh that is set; 1 without one."""
-    mesh = _set_mesh()
+    mesh = current_mesh()
     if mesh is None:
         return (1,) * len(shape)
     entries = tuple(spec(axes, rules, mesh, shape))
@@ -191,7 +191,8 @@ def num_shards(
     return tuple(math.prod(mesh.shape[name] for name in of_axis) for of_axis in names)
 
 
-def _set_mesh() -> AbstractMesh | None:
+def current_mesh() -> AbstractMesh | None:
+    """The mesh that is set (`jax.set_mesh`), or None where none of ours is."""
     mesh = jax.sharding.get_abstract_mesh()
     return mesh if set(MESH_AXES) <= set(mesh.axis_names) else None
 

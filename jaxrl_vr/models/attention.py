@@ -30,25 +30,11 @@ def attention(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.
     check("BTHQ, BKCQ, BKCQ, BTC", q=q, k=k, v=v, mask=mask)
     B, T, H, Q = q.shape
     K = k.shape[1]
-    if T == 1:
-        return _one_query(q[:, 0].reshape(B, K, H // K, Q), k, v, mask[:, 0]).reshape(B, T, H, Q)
     grouped = q.reshape(B, T, K, H // K, Q)  # H -> K, R
     scores = jnp.einsum("BTKRQ,BKCQ->BKRTC", grouped, k, preferred_element_type=jnp.float32)
     scores = jnp.where(mask[:, None, None], scores * Q**-0.5, _MASKED)
     probs = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
     return jnp.einsum("BKRTC,BKCQ->BTKRQ", probs, v).reshape(B, T, H, Q)  # K, R -> H
-
-
-def _one_query(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
-    """The same for a single query a row, [B, K, R, Q], and mask [B, C].
-
-    A query axis of size 1 makes XLA copy and transpose the keys on CPU: without it a decode step
-    takes less than half the time in attention.
-    """
-    scores = jnp.einsum("BKRQ,BKCQ->BKRC", q, k, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores * q.shape[-1] ** -0.5, _MASKED)
-    probs = jax.nn.softmax(scores, axis=-1).astype(q.dtype)
-    return jnp.einsum("BKRC,BKCQ->BKRQ", probs, v)
 
 
 def segment_mask(segment_ids: jax.Array) -> jax.Array:

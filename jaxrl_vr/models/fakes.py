@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages, empty_pages
 from jaxrl_vr.models.params import Param, Params
-from jaxrl_vr.models.transformer import Cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +44,18 @@ class UniformModel:
         """[V, 1]."""
         return view["head"]
 
-    def empty_cache(self, slots: int, length: int) -> Cache:
+    def empty_pages(self, num_pages: int, page_tokens: int, keys_across: bool) -> Pages:
         """One layer of keys and values that nobody reads."""
-        return Cache(k=[jnp.zeros((slots, 1, length, 1))], v=[jnp.zeros((slots, 1, length, 1))])
+        return empty_pages(1, (num_pages, 1, page_tokens, 1), jnp.float32, keys_across)
 
-    def prefill(self, view: Any, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, Cache]:
-        """[P, C] -> [P, 1] ones and an empty cache."""
-        return jnp.ones((tokens.shape[0], 1)), self.empty_cache(*tokens.shape)
+    def extend(
+        self, view: Any, tokens: jax.Array, pages: Pages, plan: ExtendPlan
+    ) -> tuple[jax.Array, Pages]:
+        """[N, T] -> [N, 1] ones; the pages as they are."""
+        return jnp.ones((tokens.shape[0], 1)), pages
 
     def decode(
-        self, view: Any, token: jax.Array, position: jax.Array, cache: Cache
-    ) -> tuple[jax.Array, Cache]:
-        """[S] -> [S, 1] ones; the cache as it is."""
-        return jnp.ones((token.shape[0], 1)), cache
+        self, view: Any, token: jax.Array, position: jax.Array, pages: Pages, plan: DecodePlan
+    ) -> tuple[jax.Array, Pages]:
+        """[S] -> [S, 1] ones; the pages as they are."""
+        return jnp.ones((token.shape[0], 1)), pages

@@ -3,8 +3,8 @@
 The three share one block; they differ only in where its keys and values come from. Not here:
 parameters' declaration (params.py), attention backends (attention.py), weights on disk (hf.py).
 
-B rows, T tokens of a row, S sampler slots, P prompts, C cache length, D model width, H query heads,
-K kv heads, Q head dim, F ffn width, L layers, V vocabulary.
+B rows, T tokens of a row, S sampler slots, N rows of a prefill, P pages, C tokens of a page, D
+model width, H query heads, K kv heads, Q head dim, F ffn width, L layers, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_vr.arrays import check, pytree_dataclass
+from jaxrl_vr.arrays import check
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.attention import attention, segment_mask
+from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages, empty_pages
 from jaxrl_vr.models.params import Params, declare
+from jaxrl_vr.models.serve import decode_attention, extend_attention
 from jaxrl_vr.sharding import constrain
 
 Remat = Literal["none", "block"]
@@ -30,14 +32,6 @@ Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 # are split over `fsdp`, the compiler replicates the stream: every device then computes every row
 # (seen in the compiled products, which had all rows).
 _STREAM = ("batch", "length", None)
-
-
-@pytree_dataclass
-class Cache:
-    """Keys and values of each layer; a list, so that decoding updates each in place."""
-
-    k: list[jax.Array]  # L x [S, K, C, Q], rotated
-    v: list[jax.Array]  # L x [S, K, C, Q]
 
 
 class Model(Protocol):
@@ -67,18 +61,20 @@ class Model(Protocol):
         """Parameters as the sampler reads them."""
         ...
 
-    def empty_cache(self, slots: int, length: int) -> Cache:
-        """A cache of zeros, S slots of C tokens."""
+    def empty_pages(self, num_pages: int, page_tokens: int, keys_across: bool) -> Pages:
+        """A pool of zeros, P pages of C tokens."""
         ...
 
-    def prefill(self, view: Any, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, Cache]:
-        """[P, C] prompts -> [P, D] hidden state of each last token, and their keys and values."""
+    def extend(
+        self, view: Any, tokens: jax.Array, pages: Pages, plan: ExtendPlan
+    ) -> tuple[jax.Array, Pages]:
+        """[N, T] tokens behind what the pages hold -> [N, D] hidden state of each last token."""
         ...
 
     def decode(
-        self, view: Any, token: jax.Array, position: jax.Array, cache: Cache
-    ) -> tuple[jax.Array, Cache]:
-        """One token a slot, [S], written at `position` -> [S, D] hidden states, the cache."""
+        self, view: Any, token: jax.Array, position: jax.Array, pages: Pages, plan: DecodePlan
+    ) -> tuple[jax.Array, Pages]:
+        """One token a slot, [S], at `position` -> [S, D] hidden states, the pages with it."""
         ...
 
     def view_head(self, view: Any) -> jax.Array:
@@ -163,73 +159,81 @@ class Transformer:
         """The LM head out of a sampler view, [V, D]."""
         return view["embed" if self.arch.tied else "head"]
 
-    def empty_cache(self, slots: int, length: int) -> Cache:
-        """A cache of zeros, S slots of C tokens."""
-        shape = (slots, self.arch.kv_heads, length, self.arch.head_dim)
-        layers = range(self.arch.layers)
-        return Cache(
-            k=[jnp.zeros(shape, self.dtype) for _ in layers],
-            v=[jnp.zeros(shape, self.dtype) for _ in layers],
-        )
+    def empty_pages(self, num_pages: int, page_tokens: int, keys_across: bool) -> Pages:
+        """A pool of zeros, P pages of C tokens."""
+        arch = self.arch
+        shape = num_pages, arch.kv_heads, page_tokens, arch.head_dim
+        return empty_pages(arch.layers, shape, self.dtype, keys_across)
 
-    def prefill(self, view: Any, tokens: jax.Array, length: jax.Array) -> tuple[jax.Array, Cache]:
-        """Runs prompts at once and keeps their keys and values.
+    def extend(
+        self, view: Any, tokens: jax.Array, pages: Pages, plan: ExtendPlan
+    ) -> tuple[jax.Array, Pages]:
+        """Runs a chunk of each of several prompts and writes its keys and values.
 
         Args:
           view: from `sampler_view`.
-          tokens: [P, C] int32, each prompt from column 0, padded behind.
-          length: [P] int32, tokens of each prompt, at least 1.
+          tokens: [N, T] int32, each row from column 0, padded behind.
+          pages: hold what comes before.
+          plan: where the chunk goes and what comes before.
 
         Returns:
-          [P, D] hidden state of each prompt's last token; Cache of [P, K, C, Q].
+          [N, D] hidden state of each row's last token; the pages after.
         """
-        check("PC, P", tokens=tokens, length=length)
-        P, C = tokens.shape
-        column = jnp.arange(C)
-        positions = jnp.broadcast_to(column[None], (P, C))
-        mask = jnp.broadcast_to((column[None] <= column[:, None])[None], (P, C, C))
-        keys: list[jax.Array] = []
-        values: list[jax.Array] = []
+        N, T, K, Q = *tokens.shape, self.arch.kv_heads, self.arch.head_dim
+        keys, values = list(pages.k), list(pages.v)
 
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            keys.append(k.swapaxes(1, 2))
-            values.append(v.swapaxes(1, 2))
-            return attention(q, keys[-1], values[-1], mask)
+        def attend_in(layer: int) -> Attend:
+            def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+                grouped = q.reshape(N, T, K, -1, Q).transpose(0, 2, 3, 1, 4)  # H -> K, R
+                new = grouped, k.swapaxes(1, 2), v.swapaxes(1, 2)
+                layer_pages = keys[layer], values[layer]
+                out, (keys[layer], values[layer]) = extend_attention(
+                    new, layer_pages, pages.keys_across, plan
+                )
+                return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)  # K, R -> H
 
-        x = self._run(view, tokens, positions, [attend] * self.arch.layers)
-        last = jnp.take_along_axis(x, (length - 1)[:, None, None], axis=1)[:, 0]
-        return last, Cache(k=keys, v=values)
+            return attend
+
+        positions = plan.start[:, None] + jnp.arange(T)[None]
+        attends = [attend_in(layer) for layer in range(self.arch.layers)]
+        x = self._run(view, tokens, positions, attends)
+        last = jnp.maximum(plan.length - 1, 0)[:, None, None]
+        hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
+        return hidden, dataclasses.replace(pages, k=keys, v=values)
 
     def decode(
-        self, view: Any, token: jax.Array, position: jax.Array, cache: Cache
-    ) -> tuple[jax.Array, Cache]:
-        """Runs one token a slot and writes its key and value at `position`.
+        self, view: Any, token: jax.Array, position: jax.Array, pages: Pages, plan: DecodePlan
+    ) -> tuple[jax.Array, Pages]:
+        """Runs one token a slot and writes its key and value.
 
         Args:
           view: from `sampler_view`.
           token: [S] int32.
-          position: [S] int32, tokens already in the slot's cache, less than C.
-          cache: [S, K, C, Q] a layer.
+          position: [S] int32, tokens of the slot before this one.
+          pages: hold them.
+          plan: which page holds what.
 
         Returns:
-          [S, D] hidden state of each token; the cache with the token in it.
+          [S, D] hidden state of each token; the pages with the token in them.
         """
         check("S, S", token=token, position=position)
-        slot = jnp.arange(token.shape[0])
-        mask = (jnp.arange(cache.k[0].shape[2])[None] <= position[:, None])[:, None]
-        keys, values = list(cache.k), list(cache.v)
+        S, K, Q = len(token), self.arch.kv_heads, self.arch.head_dim
+        keys, values = list(pages.k), list(pages.v)
 
         def attend_in(layer: int) -> Attend:
             def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-                keys[layer] = keys[layer].at[slot, :, position].set(k[:, 0])
-                values[layer] = values[layer].at[slot, :, position].set(v[:, 0])
-                return attention(q, keys[layer], values[layer], mask)
+                new = q.reshape(S, K, -1, Q), k[:, 0], v[:, 0]  # H -> K, R
+                layer_pages = keys[layer], values[layer]
+                out, (keys[layer], values[layer]) = decode_attention(
+                    new, layer_pages, pages.keys_across, position, plan
+                )
+                return out.reshape(q.shape)  # K, R -> H
 
             return attend
 
         attends = [attend_in(layer) for layer in range(self.arch.layers)]
         x = self._run(view, token[:, None], position[:, None], attends)
-        return x[:, 0], Cache(k=keys, v=values)
+        return x[:, 0], dataclasses.replace(pages, k=keys, v=values)
 
     def _run(
         self, view: Any, tokens: jax.Array, positions: jax.Array, attends: Sequence[Attend]

@@ -1,6 +1,7 @@
-"""The jitted programs of the sampler: fill slots, decode a chunk of steps. They know no requests.
+"""The jitted programs of the sampler: prefill, fill slots, decode a chunk of steps.
 
-S slots, N steps of a chunk, E stop ids of a slot, R rows of a prefill, C cache length, D width.
+They know no requests. S slots, R rows of a decode program, N steps of a chunk, E stop ids of a
+slot, D width.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ import jax.numpy as jnp
 
 from jaxrl_vr.arrays import pytree_dataclass
 from jaxrl_vr.losses.logprobs import scaled_logits
-from jaxrl_vr.models.transformer import Cache, Model
+from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages
+from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler.token import SamplingValues, draw, logit_temperature
 
 
 @pytree_dataclass
 class Slots:
-    """Everything the device knows of the completions in progress."""
+    """What the device knows of the completions in progress, beside the pages."""
 
-    cache: Cache  # [S, K, C, Q] a layer
     hidden: jax.Array  # [S, D], state of the last token: what the next one is drawn from
     position: jax.Array  # [S] int32, tokens in the cache
     num_new: jax.Array  # [S] int32, completion tokens so far
@@ -37,7 +38,7 @@ class Admission:
     """New requests and the slots they go to; rows that fill nothing name slot S."""
 
     slot: jax.Array  # [S] int32
-    row: jax.Array  # [S] int32, row of the prefill
+    kept: jax.Array  # [S] int32, which kept hidden state the first token is drawn from
     words: jax.Array  # [S, 4] uint32, (seed, step, prompt, sample)
     position: jax.Array  # [S] int32
     num_new: jax.Array  # [S] int32
@@ -47,25 +48,22 @@ class Admission:
 
 
 @pytree_dataclass
-class Chunk:
-    """What a chunk of decode steps emitted; a slot's tokens stand from column 0."""
+class Emitted:
+    """What a chunk of decode steps emitted; a row's tokens stand from column 0."""
 
-    token: jax.Array  # [S, N] int32
-    logp: jax.Array  # [S, N] float32
-    kept_mass: jax.Array  # [S, N] float32
-    count: jax.Array  # [S] int32, tokens emitted
-    is_live: jax.Array  # [S] bool, whether the slot goes on
-    is_stopped: jax.Array  # [S] bool, whether the last token was a stop id
+    token: jax.Array  # [R, N] int32
+    logp: jax.Array  # [R, N] float32
+    kept_mass: jax.Array  # [R, N] float32
+    count: jax.Array  # [R] int32, tokens emitted
+    is_live: jax.Array  # [R] bool, whether the slot goes on
+    is_stopped: jax.Array  # [R] bool, whether the last token was a stop id
 
 
-def empty_slots(
-    model: Model, num_slots: int, width: int, length: int, num_stop: int, dtype: Any
-) -> Slots:
-    """Slots that hold nothing, with a cache of `length` tokens."""
+def empty_slots(num_slots: int, width: int, num_stop: int, dtype: Any) -> Slots:
+    """Slots that hold nothing."""
     S = num_slots
     zeros = jnp.zeros(S, jnp.int32)
     return Slots(
-        cache=model.empty_cache(S, length),
         hidden=jnp.zeros((S, width), dtype),
         position=zeros,
         num_new=zeros,
@@ -79,24 +77,41 @@ def empty_slots(
     )
 
 
-def resize(slots: Slots, length: int) -> Slots:
-    """The same slots with a cache of `length` tokens; what lies behind is cut off."""
+def extend(
+    model: Model,
+    view: Any,
+    pages: Pages,
+    kept: jax.Array,
+    tokens: jax.Array,
+    plan: ExtendPlan,
+    row: jax.Array,
+) -> tuple[Pages, jax.Array]:
+    """Prefills a chunk of several texts and keeps the hidden states of their last tokens.
 
-    def one(a: jax.Array) -> jax.Array:
-        grown = max(0, length - a.shape[2])
-        return jnp.pad(a, ((0, 0), (0, 0), (0, grown), (0, 0)))[:, :, :length]
+    Args:
+      model: static.
+      view: the sampler's parameters.
+      pages: the cache.
+      kept: hidden states, one a row.
+      tokens: [N, T].
+      plan: where they go.
+      row: [N] where each row's hidden state goes; beyond `kept` it is dropped.
 
-    return dataclasses.replace(slots, cache=jax.tree.map(one, slots.cache))
+    Returns:
+      The pages and the kept states after.
+    """
+    with jax.named_scope("prefill"):
+        hidden, pages = model.extend(view, tokens, pages, plan)
+    return pages, kept.at[row].set(hidden, mode="drop")
 
 
-def admit(slots: Slots, prefix: Cache, hidden: jax.Array, new: Admission) -> Slots:
-    """Puts prefilled prompts into slots; several slots may take the same row.
+def admit(slots: Slots, kept: jax.Array, new: Admission) -> Slots:
+    """Puts prefilled requests into slots.
 
     Args:
       slots: the slots before.
-      prefix: [R, K, C', Q] a layer, C' at most the cache's length.
-      hidden: [R, D], state of each row's last token.
-      new: which row goes to which slot, and the requests' values.
+      kept: hidden states that prefill left, one a row.
+      new: which goes to which slot, and the requests' values.
 
     Returns:
       The slots after.
@@ -105,12 +120,8 @@ def admit(slots: Slots, prefix: Cache, hidden: jax.Array, new: Admission) -> Slo
     def put(target: jax.Array, value: jax.Array) -> jax.Array:
         return target.at[new.slot].set(value.astype(target.dtype), mode="drop")
 
-    def put_prefix(target: jax.Array, rows: jax.Array) -> jax.Array:
-        return target.at[new.slot, :, : rows.shape[2]].set(rows[new.row], mode="drop")
-
     return Slots(
-        cache=jax.tree.map(put_prefix, slots.cache, prefix),
-        hidden=put(slots.hidden, hidden[new.row]),
+        hidden=put(slots.hidden, kept[new.kept]),
         position=put(slots.position, new.position),
         num_new=put(slots.num_new, new.num_new),
         limit=put(slots.limit, new.limit),
@@ -134,35 +145,54 @@ def release(slots: Slots, keep: jax.Array) -> Slots:
     return dataclasses.replace(slots, is_live=slots.is_live & keep)
 
 
-def decode_chunk(model: Model, view: Any, slots: Slots, num_steps: int) -> tuple[Slots, Chunk]:
-    """Draws up to `num_steps` tokens in each live slot; ends early when none is live.
+def decode_chunk(
+    model: Model,
+    view: Any,
+    slots: Slots,
+    pages: Pages,
+    rows: jax.Array,
+    plan: DecodePlan,
+    enough: jax.Array,
+    num_steps: int,
+) -> tuple[Slots, Pages, Emitted]:
+    """Draws up to `num_steps` tokens in each row; ends early when enough of them are done.
 
     Args:
       model: static.
       view: the sampler's parameters.
-      slots: every live slot has room for `num_steps` more tokens in the cache.
+      slots: all slots.
+      pages: the cache; every live slot of `rows` has room for `num_steps` more tokens.
+      rows: [R] the slots to decode, all live; S for a row that decodes nothing.
+      plan: which page holds what, by row.
+      enough: scalar, slots done that end the chunk.
       num_steps: static.
 
     Returns:
-      The slots after, and what was emitted.
+      The slots and the pages after, and what was emitted.
     """
-    S = slots.position.shape[0]
+    R, S = len(rows), len(slots.position)
     head = model.view_head(view)
-    empty = Chunk(
-        token=jnp.zeros((S, num_steps), jnp.int32),
-        logp=jnp.zeros((S, num_steps)),
-        kept_mass=jnp.zeros((S, num_steps)),
-        count=jnp.zeros(S, jnp.int32),
-        is_live=slots.is_live,
-        is_stopped=jnp.zeros(S, bool),
+    mine = jax.tree.map(lambda a: a[jnp.minimum(rows, S - 1)], slots)
+    mine = dataclasses.replace(mine, is_live=mine.is_live & (rows < S))
+    num_live = jnp.sum(mine.is_live)
+    empty = Emitted(
+        token=jnp.zeros((R, num_steps), jnp.int32),
+        logp=jnp.zeros((R, num_steps)),
+        kept_mass=jnp.zeros((R, num_steps)),
+        count=jnp.zeros(R, jnp.int32),
+        is_live=mine.is_live,
+        is_stopped=jnp.zeros(R, bool),
     )
 
-    def goes_on(carry: tuple[jax.Array, Slots, Chunk]) -> jax.Array:
-        step, slots, _ = carry
-        return (step < num_steps) & jnp.any(slots.is_live)
+    def goes_on(carry: tuple[jax.Array, Slots, Pages, Emitted]) -> jax.Array:
+        step, slots, _, _ = carry
+        left = jnp.sum(slots.is_live)
+        return (step < num_steps) & (left > 0) & (num_live - left < enough)
 
-    def one(carry: tuple[jax.Array, Slots, Chunk]) -> tuple[jax.Array, Slots, Chunk]:
-        step, slots, out = carry
+    def one(
+        carry: tuple[jax.Array, Slots, Pages, Emitted],
+    ) -> tuple[jax.Array, Slots, Pages, Emitted]:
+        step, slots, pages, out = carry
         live = slots.is_live
         with jax.named_scope("draw"):
             logits = scaled_logits(slots.hidden, head, logit_temperature(slots.values))
@@ -173,7 +203,7 @@ def decode_chunk(model: Model, view: Any, slots: Slots, num_steps: int) -> tuple
         is_stop = jnp.any(token[:, None] == slots.stop_ids, axis=1)
         num_new = slots.num_new + live
         goes_on = live & ~is_stop & (num_new < slots.limit)
-        out = Chunk(
+        out = Emitted(
             token=out.token.at[:, step].set(token),
             logp=out.logp.at[:, step].set(logp),
             kept_mass=out.kept_mass.at[:, step].set(kept_mass),
@@ -182,17 +212,17 @@ def decode_chunk(model: Model, view: Any, slots: Slots, num_steps: int) -> tuple
             is_stopped=out.is_stopped | (live & is_stop),
         )
         with jax.named_scope("decode"):
-            hidden, cache = model.decode(view, token, slots.position, slots.cache)
+            hidden, pages = model.decode(view, token, slots.position, pages, plan)
         slots = dataclasses.replace(
             slots,
-            cache=cache,
             hidden=hidden,
             # A slot that is done stays where it is: what it goes on writing is its own.
             position=slots.position + goes_on,
             num_new=num_new,
             is_live=goes_on,
         )
-        return step + 1, slots, out
+        return step + 1, slots, pages, out
 
-    _, slots, out = jax.lax.while_loop(goes_on, one, (jnp.int32(0), slots, empty))
-    return slots, out
+    _, mine, pages, out = jax.lax.while_loop(goes_on, one, (jnp.int32(0), mine, pages, empty))
+    slots = jax.tree.map(lambda a, b: a.at[rows].set(b, mode="drop"), slots, mine)
+    return slots, pages, out

@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import jax
 import numpy as np
-from pydantic import Field
 
-from jaxrl_vr.config import Config
+from jaxrl_vr.models.paged import DecodePlan
 from jaxrl_vr.models.params import Params
-from jaxrl_vr.models.params import shardings as param_shardings
-from jaxrl_vr.models.transformer import Cache, Model
+from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler import decode
+from jaxrl_vr.sampler.plans import Chunk, decode_plan, extend_plan
+from jaxrl_vr.sampler.programs import Programs, State
+from jaxrl_vr.sampler.residents import Residents, Text, most_pages, shared_prompts
 from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS, Live, Scheduler
+from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, empty_parts
 from jaxrl_vr.sampler.token import SamplingValues
-from jaxrl_vr.sharding import SAMPLE_RULES, sharding_of
 from jaxrl_vr.types import Finish, Request, Rollout, TokenSource
 
-# Prompt tokens of one prefill program: few rows of long prompts or many of short ones.
-_PREFILL_TOKENS = 2048
-_MIN_LENGTH = 64
+# Tokens of a row of a prefill program: few programs, and little that a short prompt pays for.
+_WIDTHS = (64, 128, 256, 512)
+# Prefilled tokens, padding counted, between two chunks of decode steps: what decodes goes on.
+_PREFILL_BUDGET = 2048
 _SAMPLED: list[TokenSource] = ["sampled"]
 
 
@@ -57,15 +60,6 @@ class Engine(Protocol):
         ...
 
 
-class EngineConfig(Config):
-    """Sizes of the sampler; none changes what is sampled."""
-
-    slots: int = Field(default=64, ge=1)
-    """Completions decoded side by side. More is faster until memory or products are the limit."""
-    steps_per_call: int = Field(default=16, ge=1)
-    """Decode steps between two looks of the host: fewer refill sooner, more cost less overhead."""
-
-
 @dataclasses.dataclass
 class Counters:
     """What the engine did, for metrics and tests."""
@@ -77,12 +71,11 @@ class Counters:
 
 
 @dataclasses.dataclass
-class _Prefilled:
-    """The result of one prefill program, kept while a request still waits for one of its rows."""
+class _Flight:
+    """A chunk of decode steps that the devices work on."""
 
-    cache: Cache
-    hidden: jax.Array
-    rows: dict[tuple[int, ...], int]
+    emitted: decode.Emitted
+    rows: list[tuple[int, int, Live]]  # row, slot, what runs in it
 
 
 class SlotEngine:
@@ -94,6 +87,7 @@ class SlotEngine:
       config: sizes.
       mesh: devices; slots are spread over `data` and `fsdp`, heads over `tensor`.
       version: of the parameters, noted with each token.
+      longest: tokens of the longest request, prompt and completion; default: the model's context.
     """
 
     def __init__(
@@ -103,25 +97,27 @@ class SlotEngine:
         config: EngineConfig,
         mesh: jax.sharding.Mesh,
         version: int = 0,
+        longest: int | None = None,
     ):
         self.counters = Counters()
-        self._model = model
-        self._mesh = mesh
-        self._num_slots = config.slots
+        self._context = model.max_length
         self._num_steps = config.steps_per_call
-        self._scheduler = Scheduler(config.slots, model.vocab_size, model.max_length)
+        self._num_slots = config.slots
+        self._sizes = cache_sizes(model, config, mesh, longest or model.max_length)
+        self._num_parts = self._sizes.parts
+        self._part_slots = config.slots // self._num_parts
+        self._programs = Programs(model, self._sizes, mesh)
+        self._scheduler = Scheduler(
+            config.slots, model.vocab_size, model.max_length, self._check_fits
+        )
         self._done: list[Rollout] = []
-        self._prefilled: list[_Prefilled] = []
-        self._slots: decode.Slots | None = None
-        self._length = 0
+        self._released: set[int] = set()  # slots the device still takes for live
+        self._decoding: set[int] = set()  # slots that are admitted on the device
+        self._state: State | Any = None  # made when something is to be sampled
+        self._flight: _Flight | None = None
+        self._parts: list[Residents] = []
         self._view: Any = None
-        self._to_view = jax.jit(self._view_of)
-        self._prefill = jax.jit(model.prefill)
-        self._admit = jax.jit(self._sharded(decode.admit), donate_argnums=0)
-        self._release = jax.jit(self._sharded(decode.release), donate_argnums=0)
-        self._resize = jax.jit(self._sharded(decode.resize), static_argnums=1)
-        self._decode = jax.jit(self._decode_chunk, donate_argnums=1)
-        self._empty = jax.jit(self._sharded(self._empty_slots), static_argnums=0)
+        self._empty_cache()
         self.set_params(params, version)
 
     @property
@@ -129,12 +125,18 @@ class SlotEngine:
         """Requests that `step` has not returned yet."""
         return self._scheduler.num_unfinished + len(self._done)
 
+    @property
+    def num_compiled(self) -> int:
+        """Programs compiled so far."""
+        return self._programs.num_compiled()
+
     def submit(self, requests: Iterable[Request]) -> None:
         """Takes requests; they are served in order.
 
         Raises:
           ValueError: an empty or too long prompt, limits that cannot be met, ids outside the
-            vocabulary, too many stop ids, or an id that is already in progress.
+            vocabulary, too many stop ids, more tokens than the cache holds, or an id that is
+            already in progress.
         """
         self._scheduler.submit(requests)
 
@@ -142,106 +144,221 @@ class SlotEngine:
         """Ends requests at once; `step` returns what they have, with finish "aborted"."""
         rollouts, slots = self._scheduler.abort(ids)
         self._done.extend(rollouts)
-        if slots and self._slots is not None:
-            keep = np.ones(self._num_slots, bool)
-            keep[slots] = False
-            self._slots = self._release(self._slots, keep)
+        for slot in slots:
+            self._vacate(slot)
 
     def set_params(self, params: Params, version: int) -> None:
         """New weights. Requests in progress keep their tokens and are prefilled again."""
         self._view = None  # or the device would hold two views for a moment
-        self._view = self._to_view(params)
+        self._view = self._programs.view(params)
         self._version = version
-        self._prefilled.clear()
-        if self._scheduler.live:
-            self._scheduler.pause_all()
-            assert self._slots is not None, "live requests have slots"
-            self._slots = self._release(self._slots, np.zeros(self._num_slots, bool))
+        self._restart()
 
     def step(self) -> list[Rollout]:
-        """Fills free slots, decodes at most `steps_per_call` steps, returns what is done.
+        """Waits for the decode steps in flight, launches the next, returns what is done.
+
+        The devices decode on while the caller works with what it got.
 
         Raises:
           FloatingPointError: the model's logits are not finite; names the request and position.
         """
         done, self._done = self._done, []
-        self._fill()
-        if not self._scheduler.live:
-            self._slots = None
-            return done
-        self._fit(max(live.position for live in self._scheduler.live.values()) + self._num_steps)
-        self._slots, chunk = self._decode(self._view, self._slots)
-        chunk = jax.device_get(chunk)
-        self.counters.decode_steps += int(chunk.count.max())
-        self.counters.sampled_tokens += int(chunk.count.sum())
-        for slot in sorted(self._scheduler.live):
-            self._record(slot, self._scheduler.live[slot], chunk)
-            if not chunk.is_live[slot]:
-                reason: Finish = "stop" if chunk.is_stopped[slot] else "length"
-                done.append(self._scheduler.finish(slot, reason))
-        if not self._scheduler.num_unfinished:
-            self._slots = None  # the learner may want the memory, and the next wave a short cache
+        if self._flight is None:
+            self._launch()
+        if self._flight is not None:
+            done += self._land(self._flight)
+        if self._scheduler.num_unfinished:
+            self._launch()
+        else:
+            # The learner may want the memory.
+            self._state = None
+            self._empty_cache()
         return done
 
-    def _record(self, slot: int, live: Live, chunk: decode.Chunk) -> None:
-        count = int(chunk.count[slot])
-        logp = chunk.logp[slot, :count]
+    def _land(self, flight: _Flight) -> list[Rollout]:
+        """Takes over what a chunk emitted; requests that left their slot meanwhile get none."""
+        self._flight = None
+        emitted = jax.device_get(flight.emitted)
+        self.counters.decode_steps += int(emitted.count.max())
+        done = []
+        for row, slot, live in flight.rows:
+            if self._scheduler.live.get(slot) is not live:
+                continue
+            self._record(row, live, emitted)
+            self.counters.sampled_tokens += int(emitted.count[row])
+            if not emitted.is_live[row]:
+                reason: Finish = "stop" if emitted.is_stopped[row] else "length"
+                done.append(self._scheduler.finish(slot, reason))
+                part, local = self._parts_of(slot)
+                part.remove(local)
+                self._decoding.discard(slot)
+        return done
+
+    def _record(self, row: int, live: Live, emitted: decode.Emitted) -> None:
+        count = int(emitted.count[row])
+        logp = emitted.logp[row, :count]
         if not np.isfinite(logp).all():
             where = len(live.token_ids) + int(np.argmin(np.isfinite(logp)))
+            self._restart()
+            self._state = None  # what is not finite stays nowhere
             raise FloatingPointError(
                 f"request {live.request.id}: logits are not finite at completion token {where}; "
                 "the weights hold NaN or inf, or the compute dtype overflows"
             )
-        live.token_ids += chunk.token[slot, :count].tolist()
+        live.token_ids += emitted.token[row, :count].tolist()
         live.logp += logp.tolist()
-        live.kept_mass += chunk.kept_mass[slot, :count].tolist()
+        live.kept_mass += emitted.kept_mass[row, :count].tolist()
         live.source += _SAMPLED * count
         live.version += [self._version] * count
 
-    def _fill(self) -> None:
-        admitted = self._scheduler.admit()
-        waiting = {_prefix(r) for r in self._scheduler.pending}
-        while admitted:
-            have = {p for block in self._prefilled for p in block.rows}
-            missing = dict.fromkeys(p for _, r in admitted if (p := _prefix(r)) not in have)
-            if missing:
-                self._prefilled.append(self._run_prefill(list(missing)))
-            block = next(b for b in self._prefilled if _prefix(admitted[0][1]) in b.rows)
-            mine = [(s, r) for s, r in admitted if _prefix(r) in block.rows]
-            admitted = [(s, r) for s, r in admitted if _prefix(r) not in block.rows]
-            self._fit(block.cache.k[0].shape[2])
-            self._slots = self._admit(
-                self._slots, block.cache, block.hidden, self._admission(mine, block.rows)
-            )
-            if not admitted:
-                break
-        self._prefilled = [b for b in self._prefilled if not waiting.isdisjoint(b.rows)]
+    def _launch(self) -> None:
+        """Fills slots, prefills, and starts a chunk of decode steps without waiting for it."""
+        self._grow()
+        self._place()
+        if self._state is None and self._scheduler.live:
+            self._state = self._programs.empty(self._view)
+            self._released.clear()
+        self._prefill()
+        self._release()
+        self._admit()
+        if self._decoding:
+            self._fly()
 
-    def _run_prefill(self, prefixes: list[tuple[int, ...]]) -> _Prefilled:
-        """Prefills the first of `prefixes`, as many as fit one program of their length."""
-        length = self._bucket(max(len(p) for p in prefixes))
-        num_rows = min(self._num_slots, max(1, _PREFILL_TOKENS // length))
-        # Two sizes of each length: few prompts do not pay for rows they leave empty.
-        quarter = max(1, num_rows // 4)
-        if len(prefixes) <= num_rows - quarter:
-            num_rows = quarter
-        prefixes = prefixes[:num_rows]
-        tokens = np.zeros((num_rows, length), np.int32)
-        lengths = np.ones(num_rows, np.int32)
-        for row, prefix in enumerate(prefixes):
-            tokens[row, : len(prefix)] = prefix
-            lengths[row] = len(prefix)
-        self.counters.prefilled_prompts += len(prefixes)
-        self.counters.prefilled_tokens += sum(map(len, prefixes))
-        hidden, cache = self._prefill(self._view, tokens, lengths)
-        return _Prefilled(cache, hidden, {p: row for row, p in enumerate(prefixes)})
+    def _grow(self) -> None:
+        """Pages for the coming tokens; the youngest of a full part waits until others are done."""
+        for slot, live in list(self._scheduler.live.items()):
+            part, local = self._parts_of(slot)
+            while self._scheduler.live.get(slot) is live:
+                if part.grow(local, live.position + self._ahead(live)):
+                    break
+                youngest = [s for s in self._scheduler.live if self._parts_of(s)[0] is part][-1]
+                self._scheduler.pause(youngest)
+                self._vacate(youngest)
 
-    def _admission(
-        self, admitted: list[tuple[int, Request]], rows: dict[tuple[int, ...], int]
-    ) -> decode.Admission:
+    def _place(self) -> None:
+        waiting = shared_prompts(self._scheduler.pending)
+
+        def place(request: Request, free: Sequence[int]) -> int | None:
+            ids = request.prompt_ids
+            ahead = self._ahead_of(request)
+
+            # A part that has the prompt, then the one with the most room.
+            def rank(slot: int) -> tuple[bool, int, int]:
+                part, _ = self._parts_of(slot)
+                return ids in part.prompts, part.pool.num_free, -slot
+
+            for slot in sorted(free, key=rank, reverse=True):
+                part, local = self._parts_of(slot)
+                is_shared = ids in part.prompts or waiting[ids] > 1
+                if part.can_hold(request, ahead, is_shared):
+                    part.add(local, request, ahead, is_shared)
+                    return slot
+            return None
+
+        self._scheduler.admit(place)
+        for part in self._parts:
+            part.forget(shared_prompts(self._scheduler.pending))
+
+    def _prefill(self) -> None:
+        """Runs prefill programs: few while others decode, else until something can be decoded."""
+        budget = _PREFILL_BUDGET if self._decoding else math.inf
+        while budget > 0 and (chunks := self._next_chunks()):
+            width = _width(chunks[0].count)
+            rows = max(1, _prefill_tokens() // width)
+            used = Counter[int]()
+            taken = []
+            for chunk in chunks:
+                if _width(chunk.count) == width and used[chunk.part] < rows:
+                    used[chunk.part] += 1
+                    taken.append(chunk)
+            arrays = extend_plan(taken, self._parts, rows, width, self._context, self._sizes.kept)
+            self._state = self._programs.extend(self._view, self._state, *arrays)
+            for chunk in taken:
+                chunk.text.cached += chunk.count
+                self.counters.prefilled_tokens += chunk.count
+                self.counters.prefilled_prompts += chunk.is_last
+            budget -= width * rows
+            if not self._decoding and self._ready():
+                budget = min(budget, _PREFILL_BUDGET)
+
+    def _next_chunks(self) -> list[Chunk]:
+        """The next chunk of each text that is not cached yet, in the order of their requests."""
+        chunks: dict[int, Chunk] = {}
+        for slot in self._scheduler.live:
+            if slot in self._decoding:
+                continue
+            part, local = self._parts_of(slot)
+            text: Text | None = part.of_slot[local].own
+            while text is not None and text.before is not None and not text.before.is_ready:
+                text = text.before
+            if text is not None and text.cached < len(text.ids) and id(text) not in chunks:
+                count = min(len(text.ids) - text.cached, _WIDTHS[-1])
+                at = slot // self._part_slots
+                chunks[id(text)] = Chunk(at, text, text.cached, count)
+        return list(chunks.values())
+
+    def _ready(self) -> list[int]:
+        """Slots that are prefilled and not decoded yet."""
+        return [
+            slot
+            for slot in self._scheduler.live
+            if slot not in self._decoding
+            and (at := self._parts_of(slot))[0].of_slot[at[1]].own.is_ready
+        ]
+
+    def _release(self) -> None:
+        if self._released and self._state is not None:
+            keep = np.ones(self._num_slots, bool)
+            keep[list(self._released)] = False
+            self._state = self._programs.release(self._state, keep)
+        self._released.clear()
+
+    def _admit(self) -> None:
+        ready = self._ready()
+        if ready:
+            self._state = self._programs.admit(self._state, self._admission(ready))
+            self._decoding.update(ready)
+
+    def _fly(self) -> None:
+        flown, *arguments = self._decode_arguments()
+        self._state, emitted = self._programs.decode(self._view, self._state, *arguments)
+        self._flight = _Flight(emitted, flown)
+
+    def _decode_arguments(self) -> tuple[list[tuple[int, int, Live]], Any, DecodePlan, Any]:
+        """What a decode program is told: which slots, where their pages are, when to end."""
+        rows: list[list[int]] = [[] for _ in self._parts]
+        for slot in sorted(self._decoding):
+            rows[slot // self._part_slots].append(slot % self._part_slots)
+        num_rows = self._num_rows(max(map(len, rows)))
+        positions, flown = {}, []
+        of_device = np.full((self._num_parts, num_rows), self._num_slots, np.int32)
+        for d, of_part in enumerate(rows):
+            for r, local in enumerate(of_part):
+                slot = d * self._part_slots + local
+                live = self._scheduler.live[slot]
+                positions[d, local] = live.position
+                of_device[d, r] = slot
+                flown.append((d * num_rows + r, slot, live))
+        plan = decode_plan(self._parts, rows, positions, num_rows, self._num_steps, self._context)
+        # Slots are worth a refill only while something waits for one.
+        enough = max(1, self._num_slots // 16) if self._scheduler.pending else self._num_slots
+        return flown, of_device.reshape(-1), plan, np.int32(enough)
+
+    def _num_rows(self, live: int) -> int:
+        """Rows of a part's decode program, of few: fewer live slots do not pay for all."""
+        S = self._part_slots
+        return next(n for n in (-(-S // 4), -(-S // 2), S) if n >= live)
+
+    def _admission(self, slots: Sequence[int]) -> decode.Admission:
         S = self._num_slots
-        pad = S - len(admitted)
-        requests = [r for _, r in admitted]
+        pad = S - len(slots)
+        lives = [self._scheduler.live[slot] for slot in slots]
+        requests = [live.request for live in lives]
+        num_kept = self._sizes.kept
+        kept = [
+            slot // self._part_slots * num_kept + part.of_slot[local].row
+            for slot, (part, local) in ((slot, self._parts_of(slot)) for slot in slots)
+        ]
 
         # numpy arrays, which the jitted program takes to the devices
         def column(values: Iterable[Any], fill: Any, dtype: Any) -> Any:
@@ -251,11 +368,11 @@ class SlotEngine:
         for i, request in enumerate(requests):
             stop_ids[i, : len(request.sampling.stop_ids)] = request.sampling.stop_ids
         return decode.Admission(
-            slot=column((s for s, _ in admitted), S, np.int32),
-            row=column((rows[_prefix(r)] for r in requests), 0, np.int32),
+            slot=column(slots, S, np.int32),
+            kept=column(kept, 0, np.int32),
             words=column((r.key for r in requests), (0, 0, 0, 0), np.uint32),
-            position=column((len(_prefix(r)) for r in requests), 0, np.int32),
-            num_new=column((len(r.prefix.token_ids) for r in requests), 0, np.int32),
+            position=column((live.position for live in lives), 0, np.int32),
+            num_new=column((len(live.token_ids) for live in lives), 0, np.int32),
             limit=column((r.sampling.max_new_tokens for r in requests), 0, np.int32),
             values=SamplingValues(
                 temperature=column((r.sampling.temperature for r in requests), 1, np.float32),
@@ -266,57 +383,52 @@ class SlotEngine:
             stop_ids=stop_ids,
         )
 
-    def _bucket(self, length: int) -> int:
-        """The length, of few, that programs are compiled for: a power of two, or the context."""
-        power = 2 ** math.ceil(math.log2(max(length, _MIN_LENGTH)))
-        # Room for the last chunk's steps: a slot that is done goes on writing at its last place.
-        return min(power, self._model.max_length + self._num_steps)
+    def _ahead(self, live: Live) -> int:
+        return min(self._num_steps, live.request.sampling.max_new_tokens - len(live.token_ids))
 
-    def _fit(self, length: int) -> None:
-        """Makes the cache at least so long."""
-        wanted = self._bucket(length)
-        if self._slots is None:
-            self._slots = self._empty(wanted)
-            self._length = wanted
-        elif wanted > self._length:
-            self._slots = self._resize(self._slots, wanted)
-            self._length = wanted
+    def _ahead_of(self, request: Request) -> int:
+        left = request.sampling.max_new_tokens - len(request.prefix.token_ids)
+        return min(self._num_steps, left)
 
-    def _empty_slots(self, length: int) -> decode.Slots:
-        prompt = np.zeros((1, 1), np.int32), np.ones(1, np.int32)
-        hidden, _ = jax.eval_shape(self._model.prefill, self._view, *prompt)
-        return decode.empty_slots(
-            self._model, self._num_slots, hidden.shape[1], length, MAX_STOP_IDS, hidden.dtype
-        )
+    def _parts_of(self, slot: int) -> tuple[Residents, int]:
+        """The part of the cache a slot is in, and its number there."""
+        return self._parts[slot // self._part_slots], slot % self._part_slots
 
-    def _view_of(self, params: Params) -> Any:
-        # Gathered over the learner's fsdp axis first: the sampler's table replicates `embed`.
-        declared = param_shardings(self._model.declare(), SAMPLE_RULES, self._mesh)
-        params = jax.lax.with_sharding_constraint(params, declared)
-        return self._model.sampler_view(params)
+    def _vacate(self, slot: int) -> None:
+        part, local = self._parts_of(slot)
+        part.remove(local)
+        self._released.add(slot)
+        self._decoding.discard(slot)
 
-    def _decode_chunk(self, view: Any, slots: decode.Slots) -> tuple[decode.Slots, decode.Chunk]:
-        slots, chunk = decode.decode_chunk(self._model, view, slots, self._num_steps)
-        return self._constrain(slots), chunk
+    def _restart(self) -> None:
+        """Everything in progress waits to be prefilled; what is cached or in flight is dropped."""
+        self._released.update(self._decoding)
+        self._decoding.clear()
+        self._scheduler.pause_all()
+        self._flight = None
+        self._empty_cache()
 
-    def _sharded(self, function: Any) -> Any:
-        """`function`, with its slots in the one sharding that all programs expect."""
+    def _empty_cache(self) -> None:
+        self._parts = empty_parts(self._sizes)
 
-        def sharded(*args: Any) -> decode.Slots:
-            return self._constrain(function(*args))
-
-        return sharded
-
-    def _constrain(self, slots: decode.Slots) -> decode.Slots:
-        def one(path: Any, a: jax.Array) -> jax.Array:
-            is_cache = path[0].name == "cache"
-            axes = ("slots", "kv_heads", None, "head_dim") if is_cache else ("slots", None)
-            sharding = sharding_of(axes[: a.ndim], SAMPLE_RULES, self._mesh, a.shape)
-            return jax.lax.with_sharding_constraint(a, sharding)
-
-        return jax.tree_util.tree_map_with_path(one, slots)
+    def _check_fits(self, request: Request) -> None:
+        pool = self._parts[0].pool
+        need, have = most_pages(pool, request), len(pool.slot)
+        if need > have:
+            C = self._sizes.page_tokens
+            raise ValueError(
+                f"request {request.id}: prompt of {len(request.prompt_ids)} tokens + "
+                f"max_new_tokens = {request.sampling.max_new_tokens} need {need * C} tokens of "
+                f"cache; there are {have * C} for a device: raise engine.cache_tokens to "
+                f"{need * C * self._num_parts}"
+            )
 
 
-def _prefix(request: Request) -> tuple[int, ...]:
-    """The tokens a request starts from."""
-    return request.prompt_ids + request.prefix.token_ids
+def _width(tokens: int) -> int:
+    """The width of a prefill program for so many tokens."""
+    return next(width for width in _WIDTHS if width >= tokens)
+
+
+def _prefill_tokens() -> int:
+    """Tokens of a prefill program. An accelerator wants many; on CPU more rows bring nothing."""
+    return 256 if jax.default_backend() == "cpu" else 2048

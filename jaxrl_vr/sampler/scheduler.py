@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxrl_vr.types import Finish, Prefix, Request, Rollout, TokenSource
 
 MAX_STOP_IDS = 8
+
+Place = Callable[[Request, Sequence[int]], int | None]
 
 
 @dataclasses.dataclass
@@ -110,13 +112,27 @@ def check_request(request: Request, vocab_size: int, max_length: int) -> None:
 
 
 class Scheduler:
-    """First come, first served over a fixed number of slots."""
+    """First come, first served over a fixed number of slots.
 
-    def __init__(self, num_slots: int, vocab_size: int, max_length: int):
+    Args:
+      num_slots: requests that run at once.
+      vocab_size: of the model.
+      max_length: of the model's context.
+      check: raises ValueError for a request that an engine cannot serve for reasons of its own.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        max_length: int,
+        check: Callable[[Request], None] = lambda request: None,
+    ):
         self.live: dict[int, Live] = {}  # slot -> what runs in it
         self.pending: deque[Request] = deque()
         self._vocab_size = vocab_size
         self._max_length = max_length
+        self._check = check
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
@@ -134,19 +150,34 @@ class Scheduler:
         known = {live.request.id for live in self.live.values()} | {r.id for r in self.pending}
         for request in requests:
             check_request(request, self._vocab_size, self._max_length)
+            self._check(request)
             if request.id in known:
                 raise ValueError(f"request id {request.id} is already in progress; ids are unique")
             known.add(request.id)
         self.pending.extend(requests)
 
-    def admit(self) -> list[tuple[int, Request]]:
-        """Gives free slots to the first of the queue."""
+    def admit(self, place: Place = lambda request, free: free[-1]) -> list[tuple[int, Request]]:
+        """Gives free slots to the first of the queue.
+
+        Args:
+          place: chooses one of the free slots for a request, the lowest unless told, or None while
+            there is no room for it; those behind it then wait too.
+        """
         admitted = []
         while self._free and self.pending:
-            slot, request = self._free.pop(), self.pending.popleft()
+            slot = place(self.pending[0], self._free)
+            if slot is None:
+                break
+            self._free.remove(slot)
+            request = self.pending.popleft()
             self.live[slot] = start(request)
             admitted.append((slot, request))
         return admitted
+
+    def pause(self, slot: int) -> None:
+        """Takes a request out of its slot and puts it, with its prefix, before the queue."""
+        self._free.append(slot)
+        self.pending.appendleft(self.live.pop(slot).paused())
 
     def finish(self, slot: int, reason: Finish) -> Rollout:
         """Frees a slot and returns its rollout."""
@@ -164,8 +195,6 @@ class Scheduler:
         return rollouts, slots
 
     def pause_all(self) -> None:
-        """Takes every request out of its slot and puts it, with its prefix, before the queue."""
-        paused = [self.live[slot].paused() for slot in sorted(self.live)]
-        self._free.extend(sorted(self.live, reverse=True))
-        self.live.clear()
-        self.pending.extendleft(reversed(paused))
+        """Pauses every request, the first slot's first in the queue."""
+        for slot in sorted(self.live, reverse=True):
+            self.pause(slot)

@@ -19,7 +19,7 @@ from jaxrl_vr.data.tokenizer import CharTokenizerConfig, HFTokenizerConfig
 from jaxrl_vr.metrics.sinks import LoggingConfig
 from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
 from jaxrl_vr.models.transformer import Remat
-from jaxrl_vr.sampler.engine import EngineConfig
+from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.sharding import MeshConfig
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import (

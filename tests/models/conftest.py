@@ -31,14 +31,12 @@ ARCHS = {
 
 @dataclasses.dataclass(frozen=True)
 class Tiny:
-    """An architecture with its model, its parameters, and the model's programs, compiled once."""
+    """An architecture with its model, its parameters, and its forward pass, compiled once."""
 
     arch: Architecture
     model: Transformer
     params: dict
     hidden: Callable
-    prefill: Callable
-    decode: Callable
 
 
 @pytest.fixture(scope="session")
@@ -69,5 +67,4 @@ def tiny(request, one_device):
     """Each family in turn."""
     arch = ARCHS[request.param]
     model = Transformer(arch)
-    programs = (jax.jit(program) for program in (model.hidden, model.prefill, model.decode))
-    return Tiny(arch, model, random_params(arch, one_device), *programs)
+    return Tiny(arch, model, random_params(arch, one_device), jax.jit(model.hidden))

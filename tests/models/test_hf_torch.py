@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pages_by_hand import ByHand
 
 from jaxrl_vr.models import hf
 from jaxrl_vr.models.transformer import Transformer
@@ -97,14 +98,11 @@ def logits_program(model):
 
 def greedy(model, params, prompt, n):
     """Completion of one prompt by prefill and decode."""
-    view = model.sampler_view(params)
-    cache = model.empty_cache(1, len(prompt) + n)
-    last, short = jax.jit(model.prefill)(view, np.asarray([prompt]), np.asarray([len(prompt)]))
-    cache = jax.tree.map(lambda whole, part: whole.at[:, :, : len(prompt)].set(part), cache, short)
-    decode, out = jax.jit(model.decode), []
+    by_hand = ByHand(model, model.sampler_view(params), 1)
+    last, out = by_hand.prefill([prompt]), []
     for position in range(len(prompt), len(prompt) + n):
-        out.append(int(jnp.argmax(last @ model.view_head(view).T)))
-        last, cache = decode(view, np.asarray([out[-1]]), np.asarray([position]), cache)
+        out.append(int(jnp.argmax(last @ model.view_head(by_hand.view).T)))
+        last = by_hand.decode([out[-1]], [position])
     return out
 
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pages_by_hand import ByHand
 
 from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
 from jaxrl_vr.models.params import init, shardings
 from jaxrl_vr.models.transformer import (
-    Cache,
     Transformer,
     rms_norm,
     rotary_angles,
@@ -109,58 +109,58 @@ def test_gradient_at_padding_is_zero(tiny):
 # Prefill and decode
 
 
-def test_prefill_then_decode_equals_full_forward(tiny, alone):
+@pytest.mark.parametrize("keys_across", [False, True])
+def test_prefill_then_decode_equals_full_forward(tiny, alone, keys_across):
     sequences = prompts(tiny.arch)
     view = tiny.model.sampler_view(tiny.params)
+    # Full of what an earlier rollout may have left.
+    by_hand = ByHand(tiny.model, view, 3, keys_across=keys_across, fill=100.0)
     given = np.asarray([4, 1, 2])
-    tokens = np.full((3, 5), 3, np.int32)
-    for i, n in enumerate(given):
-        tokens[i, :n] = sequences[i][:n]
-    last, short = tiny.prefill(view, tokens, given)
+    last = by_hand.prefill([s[:n] for s, n in zip(sequences, given, strict=True)], width=7)
     for i, n in enumerate(given):
         np.testing.assert_allclose(last[i], alone[i][n - 1], atol=1e-5)
-    # Longer than a prompt, and full of what an earlier rollout may have left.
-    cache = jax.tree.map(lambda x: x + 100.0, tiny.model.empty_cache(3, 16))
-    cache = jax.tree.map(lambda whole, part: whole.at[:, :, :5].set(part), cache, short)
-    decode_the_rest(tiny, view, given, cache, alone)
+    decode_the_rest(tiny, by_hand, given, alone)
 
 
 def test_decoding_from_nothing_equals_full_forward(tiny, alone):
-    view = tiny.model.sampler_view(tiny.params)
-    decode_the_rest(tiny, view, np.zeros(3, int), tiny.model.empty_cache(3, 16), alone)
+    by_hand = ByHand(tiny.model, tiny.model.sampler_view(tiny.params), 3)
+    by_hand.prefill([[], [], []])
+    decode_the_rest(tiny, by_hand, np.zeros(3, int), alone)
 
 
-def decode_the_rest(tiny, view, given, cache, alone):
+def decode_the_rest(tiny, by_hand, given, alone):
     """Feeds each sequence from its token `given` on, and compares every hidden state."""
     sequences = prompts(tiny.arch)
     for step in range(max(LENGTHS)):
         at = given + step
         token = [s[min(n, len(s) - 1)] for s, n in zip(sequences, at, strict=True)]
-        out, cache = tiny.decode(view, np.asarray(token), at, cache)
+        out = by_hand.decode(token, at)
         for i, n in enumerate(at):
             if n < len(sequences[i]):
                 np.testing.assert_allclose(out[i], alone[i][n], atol=1e-5)
 
 
 def test_decode_writes_one_place_of_its_own_slot(tiny):
-    view = tiny.model.sampler_view(tiny.params)
-    cache = jax.tree.map(lambda x: x + 5.0, tiny.model.empty_cache(3, 16))
+    by_hand = ByHand(tiny.model, tiny.model.sampler_view(tiny.params), 3, fill=5.0)
+    by_hand.prefill([[], [], []])
     at = np.asarray([0, 4, 15])
-    _, after = tiny.decode(view, np.asarray([1, 2, 3], np.int32), at, cache)
-    assert isinstance(after, Cache)
-    for x in (*after.k, *after.v):
-        is_written = (np.asarray(x) != 5.0).any(axis=(1, 3))
-        np.testing.assert_array_equal(is_written, np.arange(16)[None] == at[:, None])
+    before = by_hand.pages
+    by_hand.decode([1, 2, 3], at)
+    expected = {
+        (by_hand.residents.of_slot[slot].own.pages[n // 4], n % 4) for slot, n in enumerate(at)
+    }
+    for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(by_hand.pages), strict=True):
+        is_written = (np.asarray(old) != np.asarray(new)).any(axis=(1, 3))
+        assert {tuple(place) for place in np.argwhere(is_written).tolist()} == expected
 
 
 def test_prefill_ignores_what_stands_behind_a_prompt(tiny):
-    view = tiny.model.sampler_view(tiny.params)
+    by_hand = ByHand(tiny.model, tiny.model.sampler_view(tiny.params), 3)
+    last = by_hand.prefill([[5, 6, 7]] * 3, width=5)
     tokens = np.asarray([[5, 6, 7, 0, 0], [5, 6, 7, 9, 9], [5, 6, 7, 5, 6]], np.int32)
-    last, cache = tiny.prefill(view, tokens, np.asarray([3, 3, 3]))
-    for other in (1, 2):
-        np.testing.assert_array_equal(last[0], last[other])
-        for x in (*cache.k, *cache.v):
-            np.testing.assert_array_equal(x[0, :, :3], x[other, :, :3])
+    again, _ = jax.jit(tiny.model.extend)(by_hand.view, tokens, by_hand.pages, by_hand.prefilled)
+    np.testing.assert_array_equal(last, np.stack([last[0]] * 3))
+    np.testing.assert_array_equal(last, again)
 
 
 def test_view_has_the_learners_head(tiny):
@@ -204,7 +204,7 @@ def test_bfloat16_computes_near_float32(tiny, alone):
     error = np.asarray(hidden[0], np.float32) - alone[0]
     assert 0 < np.abs(error).mean() < 0.03 * np.abs(alone[0]).mean()
     view = model.sampler_view(tiny.params)
-    assert {x.dtype for x in jax.tree.leaves((view, model.empty_cache(1, 4)))} == {
+    assert {x.dtype for x in jax.tree.leaves((view, model.empty_pages(1, 4, False)))} == {
         jnp.dtype("bfloat16")
     }
 
@@ -224,9 +224,6 @@ def test_wrong_shapes_are_refused(tiny):
     tokens, positions, segments = packed(prompts(tiny.arch), T=20)
     with pytest.raises(ValueError, match=r"positions: expected shape \[B, T\] with T = 20"):
         tiny.model.hidden(tiny.params, tokens, positions[:, :1], segments)
-    view = tiny.model.sampler_view(tiny.params)
-    with pytest.raises(ValueError, match=r"length: expected shape \[P\]"):
-        tiny.model.prefill(view, tokens, jnp.asarray([[3]]))
 
 
 # Pieces

@@ -14,7 +14,8 @@ from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import init
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sampler import decode, token
-from jaxrl_vr.sampler.engine import EngineConfig, SlotEngine
+from jaxrl_vr.sampler.engine import SlotEngine
+from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 from jaxrl_vr.types import Request, Sampling
 

@@ -9,8 +9,9 @@ import pytest
 
 from jaxrl_vr.models.fakes import UniformModel
 from jaxrl_vr.models.params import init
-from jaxrl_vr.sampler.engine import Engine, EngineConfig, SlotEngine
+from jaxrl_vr.sampler.engine import Engine, SlotEngine
 from jaxrl_vr.sampler.fakes import UniformEngine
+from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.sharding import TRAIN_RULES
 from jaxrl_vr.types import Prefix
 

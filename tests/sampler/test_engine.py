@@ -15,7 +15,8 @@ import pytest
 from jaxrl_vr.models.params import shardings
 from jaxrl_vr.rollout.batch import Shape, Trajectory, build
 from jaxrl_vr.sampler import decode
-from jaxrl_vr.sampler.engine import EngineConfig, SlotEngine
+from jaxrl_vr.sampler.engine import SlotEngine
+from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh, place, to_host
 from jaxrl_vr.train.update import row_logprobs
 from jaxrl_vr.types import Prefix
@@ -301,8 +302,9 @@ def compilations():
 def test_few_programs_and_none_for_other_values(thin, make_request, drain, one_device):
     with compilations() as all_of_them:
         engine = engine_of(thin, one_device, slots=4, steps=4)
-        # Few and many prompts, short and long, a cache that grows, an abort, new weights.
+        # Few and many slots in use, short and long prompts, an abort, new weights.
         drain(engine, [make_request(0, (1,), limit=2)])
+        drain(engine, [make_request(i, prompt(i, 2), limit=2) for i in range(2)])
         drain(engine, [make_request(i, prompt(i, 2), limit=2) for i in range(9)])
         engine.submit([make_request(99, prompt(1, 60), limit=36, stop_ids=())])
         engine.step()
@@ -310,9 +312,10 @@ def test_few_programs_and_none_for_other_values(thin, make_request, drain, one_d
         engine.set_params(thin.params, 1)
         drain(engine, [make_request(i, prompt(i, 66), limit=8) for i in range(4)])
     assert 0 < len(all_of_them) <= 12
+    assert engine.num_compiled <= 12
     rng = random.Random(0)
     with compilations() as more:
-        for _ in range(50):
+        for _ in range(200):
             drain(
                 engine, [random_request(rng, i, make_request) for i in range(rng.randrange(1, 9))]
             )
@@ -328,26 +331,33 @@ def copies(text, shape):
 @pytest.mark.parametrize(
     "axes", [{"data": 1}, {"data": 2, "tensor": 2}], ids=["one device", "four devices"]
 )
-def test_the_cache_is_written_in_place(thin, axes):
+def test_the_cache_is_written_in_place(thin, make_request, axes):
     mesh, params = on_mesh(thin, **axes)
     engine = engine_of(thin, mesh, slots=4 * axes["data"], params=params)
-    slots = engine._empty(64)
-    shape = slots.cache.k[0].addressable_shards[0].data.shape
-    assert shape == (4, thin.model.arch.kv_heads // axes.get("tensor", 1), 64, 4)
-    text = engine._decode.lower(engine._view, slots).compile().as_text()
-    assert f"f32[{','.join(map(str, shape))}]" in text
-    assert copies(text, shape) == []
+    engine.submit([make_request(i) for i in range(4 * axes["data"])])
+    engine.step()
+    state, arguments = engine._state, engine._decode_arguments()[1:]
+    local = [a.addressable_shards[0].data.shape for a in (state.pages.k[0], state.pages.v[0])]
+    pages = engine._sizes.pages // axes["data"]
+    kv_heads = thin.model.arch.kv_heads // axes.get("tensor", 1)
+    assert local == [(pages, kv_heads, 4, 64), (pages, kv_heads, 64, 4)]
+    programs = engine._programs
+    with jax.set_mesh(mesh):
+        text = programs._decode.lower(engine._view, state, *arguments).compile().as_text()
+    assert f"f32[{','.join(map(str, local[0]))}]" in text
+    assert [copies(text, shape) for shape in local] == [[], []]
     if len(axes) == 1:
         # Where nothing is donated the first write has to copy, and the search finds it.
-        kept = jax.jit(engine._decode_chunk).lower(engine._view, slots).compile().as_text()
-        assert len(copies(kept, shape)) == 2 * thin.model.arch.layers
+        kept = jax.jit(programs._decode_of).lower(engine._view, state, *arguments)
+        found = [copies(kept.compile().as_text(), shape) for shape in local]
+        assert [len(of_shape) for of_shape in found] == [thin.model.arch.layers] * 2
 
 
 def test_nothing_is_held_when_nothing_is_in_progress(small, make_request, drain, engine):
-    cache = (3, small.model.arch.kv_heads, 64, small.model.arch.head_dim)
+    keys = (engine._sizes.pages, small.model.arch.kv_heads, small.model.arch.head_dim, 64)
 
     def num_caches():
-        return sum(a.shape == cache for a in jax.live_arrays())
+        return sum(a.shape == keys for a in jax.live_arrays())
 
     before = num_caches()
     engine.submit([make_request(i, limit=30, stop_ids=()) for i in range(5)])

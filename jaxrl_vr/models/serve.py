@@ -1,0 +1,129 @@
+"""Attention of the sampler, one layer of it: what is new goes into the pages, then is attended.
+
+With several devices each works on its own slots and pages, so nothing of the cache travels. Kv
+heads are split over `tensor`; where they are fewer than its devices, the query heads of each are.
+
+S slots, N rows of a prefill, T tokens of a row, P pages, C tokens of a page, K kv heads, R query
+heads of a kv head, Q head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Layer, write
+from jaxrl_vr.models.paged_attention import (
+    MASKED,
+    Part,
+    attend_own,
+    attend_shared,
+    attend_table,
+    merge,
+)
+from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, spec
+
+New = tuple[jax.Array, jax.Array, jax.Array]
+"""q, k and v of new tokens."""
+
+
+def decode_attention(
+    new: New, layer: Layer, across: bool, position: jax.Array, plan: DecodePlan
+) -> tuple[jax.Array, Layer]:
+    """One token a slot.
+
+    Args:
+      new: [S, K, R, Q] rotated queries, [S, K, Q] rotated keys, [S, K, Q] values.
+      layer: keys and values of all pages.
+      across: how the keys lie.
+      position: [S] position of the token.
+      plan: where its page and its prompt are.
+
+    Returns:
+      [S, K, R, Q] in the queries' dtype; the layer's pages after.
+    """
+
+    def local(new: New, layer: Layer, position: Any, plan: DecodePlan) -> tuple[Any, Layer]:
+        q, k, v = new
+        C, columns = layer[1].shape[2], plan.write_page.shape[1]
+        own = position - plan.shared_len
+        column = jnp.clip(own // C - plan.first_page, 0, columns - 1)
+        page = jnp.take_along_axis(plan.write_page, column[:, None], axis=1)[:, 0]
+        layer = write(layer, across, page, own % C, (k, v))
+        q = q * q.shape[-1] ** -0.5
+        with jax.named_scope("own"):
+            of_own = attend_own(q, layer, across, plan, own)
+        with jax.named_scope("shared"):
+            of_prompt = attend_shared(q, layer, across, plan)
+        return merge(of_own, of_prompt).astype(q.dtype), layer
+
+    return _on_shards(local, new, layer, (position, plan))
+
+
+def extend_attention(
+    new: New, layer: Layer, across: bool, plan: ExtendPlan
+) -> tuple[jax.Array, Layer]:
+    """A chunk of tokens a row, which see each other and what comes before.
+
+    Args:
+      new: [N, K, R, T, Q] rotated queries, [N, K, T, Q] rotated keys, [N, K, T, Q] values.
+      layer: keys and values of all pages.
+      across: how the keys lie.
+      plan: where they go and what comes before.
+
+    Returns:
+      [N, K, R, T, Q] in the queries' dtype; the layer's pages after.
+    """
+
+    def local(new: New, layer: Layer, plan: ExtendPlan) -> tuple[Any, Layer]:
+        q, k, v = new
+        N, K, R, T, Q = q.shape
+        keys, values = (a.swapaxes(1, 2).reshape(N * T, K, Q) for a in (k, v))
+        layer = write(
+            layer, across, plan.page.reshape(N * T), plan.offset.reshape(N * T), (keys, values)
+        )
+        q = q * Q**-0.5
+        scores = jnp.einsum("NKRTQ,NKCQ->NKRTC", q, k, preferred_element_type=jnp.float32)
+        scores = jnp.where(jnp.tri(T, dtype=bool)[None, None, None], scores, MASKED)
+        peak = jnp.max(scores, axis=-1)
+        weight = jnp.exp(scores - peak[..., None])
+        out = jnp.einsum(
+            "NKRTC,NKCQ->NKRTQ", weight.astype(v.dtype), v, preferred_element_type=jnp.float32
+        )
+        # A row's own tokens and those before lie in pages of their own, so none is seen twice.
+        rows = q.reshape(N, K, R * T, Q)
+        columns = plan.num_columns[0]
+        before = attend_table(rows, layer, across, plan.table, plan.count, columns)
+        flat = (N, K, R * T)
+        total = jnp.sum(weight, axis=-1)
+        mine = Part(peak.reshape(flat), total.reshape(flat), out.reshape(*flat, Q))
+        return merge(mine, before).astype(q.dtype).reshape(q.shape), layer
+
+    return _on_shards(local, new, layer, (plan,))
+
+
+def _on_shards(local: Callable[..., Any], new: New, layer: Layer, rest: tuple[Any, ...]) -> Any:
+    """`local` for the slots, pages and heads of each device."""
+    mesh = current_mesh()
+    if mesh is None or all(mesh.shape[name] == 1 for name in mesh.axis_names):
+        return local(new, layer, *rest)
+    q, k, v = new
+
+    def of(a: jax.Array, *axes: str | None) -> PartitionSpec:
+        named = (*axes, *[None] * (a.ndim - len(axes)))
+        return spec(named, SAMPLE_RULES, mesh, a.shape)
+
+    heads = of(q, "slots", "kv_heads", "heads"), of(k, "slots", "kv_heads")
+    pages = of(layer[1], "slots", "kv_heads")
+    specs = (heads[0], heads[1], heads[1]), (pages, pages)
+    return jax.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(*specs, *jax.tree.map(lambda a: of(a, "slots"), rest)),
+        out_specs=(heads[0], (pages, pages)),
+        check_vma=False,
+    )(new, layer, *rest)

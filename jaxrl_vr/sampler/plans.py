@@ -1,0 +1,193 @@
+"""The arrays that tell the jitted programs which page holds what, built on the host.
+
+The cache is in D parts, one for each set of devices that hold slots of their own; every index in a
+plan counts within its part. Letters are those of models.paged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_vr.models.paged import DecodePlan, ExtendPlan
+from jaxrl_vr.models.paged_attention import TILE
+from jaxrl_vr.sampler.page_pool import NO_TOKEN
+from jaxrl_vr.sampler.residents import Residents, Shared, Text
+
+MEMBERS = 8
+"""Samples of a prompt that attend it as one product; more are so many products."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Tokens of a text to prefill next."""
+
+    part: int
+    text: Text
+    start: int  # first of them, counted in the text
+    count: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the text is cached once this has run."""
+        return self.start + self.count == len(self.text.ids)
+
+
+def decode_plan(
+    parts: Sequence[Residents],
+    rows: Sequence[Sequence[int]],
+    positions: dict[tuple[int, int], int],
+    num_rows: int,
+    num_steps: int,
+    longest: int,
+) -> DecodePlan:
+    """The plan of one chunk of decode steps.
+
+    Args:
+      parts: the cache, in its D parts.
+      rows: the slots of each part that are decoded, in the order of their rows.
+      positions: tokens so far, by (part, slot).
+      num_rows: rows of a part's program, at least those in use.
+      num_steps: steps of the chunk.
+      longest: tokens of the longest request.
+
+    Returns:
+      Arrays on the host.
+    """
+    made = [
+        _decode_part(
+            part, of_part, [positions[d, s] for s in of_part], num_rows, num_steps, longest
+        )
+        for d, (part, of_part) in enumerate(zip(parts, rows, strict=True))
+    ]
+    whole: list[Any] = [np.concatenate(arrays) for arrays in zip(*made, strict=True)]
+    return DecodePlan(*whole)
+
+
+def _decode_part(
+    part: Residents,
+    slots: Sequence[int],
+    positions: Sequence[int],
+    num_rows: int,
+    num_steps: int,
+    longest: int,
+) -> tuple[Any, ...]:
+    pool, C = part.pool, part.pool.page_tokens
+    num_pages = len(pool.slot)
+    row_of = np.full(part.num_slots, -1, np.int32)
+    row_of[list(slots)] = np.arange(len(slots))
+
+    ahead = (num_steps + C - 2) // C + 1  # pages that so many tokens may touch
+    write_page = np.full((num_rows, ahead), num_pages, np.int32)
+    first_page, shared_len = np.zeros((2, num_rows), np.int32)
+    for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
+        resident = part.of_slot[slot]
+        shared_len[row] = resident.base
+        first_page[row] = (position - resident.base) // C
+        pages = resident.own.pages[first_page[row] :][:ahead]
+        write_page[row, : len(pages)] = pages
+
+    owner = row_of[pool.slot]
+    start = np.where(owner < 0, NO_TOKEN, pool.start).astype(np.int32)
+    blocks = np.zeros((1, num_pages // pool.block_pages), np.int32)
+    in_use = pool.blocks()
+    blocks[0, : len(in_use)] = in_use
+
+    entries = _entries(part, row_of)
+    num_entries = -(-num_rows // TILE) * TILE
+    members = np.full((num_entries, MEMBERS), num_rows, np.int32)
+    table = np.zeros((num_entries, pool.pages_for(longest)), np.int32)
+    count = np.zeros_like(table)
+    columns = np.zeros((1, num_entries // TILE), np.int32)
+    for e, (shared, rows) in enumerate(entries):
+        members[e, : len(rows)] = rows
+        _list_pages(shared, len(shared.ids), C, table[e], count[e])
+        columns[0, e // TILE] = max(columns[0, e // TILE], len(shared.pages))
+    return (
+        write_page,
+        first_page,
+        shared_len,
+        np.maximum(owner, 0),
+        start,
+        blocks,
+        np.array([len(in_use)], np.int32),
+        members,
+        table,
+        count,
+        np.array([-(-len(entries) // TILE)], np.int32),
+        columns,
+    )
+
+
+def _entries(part: Residents, row_of: np.ndarray) -> list[tuple[Shared, list[int]]]:
+    """Prompts and the rows that attend them, the longest first: those of a tile are alike."""
+    entries = []
+    for shared in sorted(part.prompts.values(), key=lambda p: -len(p.pages)):
+        rows = sorted(int(row_of[slot]) for slot in shared.slots if row_of[slot] >= 0)
+        entries += [(shared, rows[i : i + MEMBERS]) for i in range(0, len(rows), MEMBERS)]
+    return entries
+
+
+def extend_plan(
+    chunks: Sequence[Chunk],
+    parts: Sequence[Residents],
+    rows: int,
+    width: int,
+    longest: int,
+    num_kept: int,
+) -> tuple[np.ndarray, ExtendPlan, np.ndarray]:
+    """The tokens, the plan and the places of the hidden states of a prefill program.
+
+    Args:
+      chunks: at most `rows` of each part, of at most `width` tokens.
+      parts: the cache, in its D parts.
+      rows: N / D.
+      width: T.
+      longest: tokens of the longest request.
+      num_kept: hidden states that a part keeps.
+
+    Returns:
+      tokens [N, T], the plan, and [N] where each row's hidden state goes, of all parts together;
+      beyond them for the rows whose state nobody needs.
+    """
+    pool = parts[0].pool
+    C, num_pages, N = pool.page_tokens, len(pool.slot), rows * len(parts)
+    tokens = np.zeros((N, width), np.int32)
+    kept = np.full(N, num_kept * len(parts), np.int32)
+    start, length = np.zeros((2, N), np.int32)
+    table = np.zeros((N, pool.pages_for(longest) + 1), np.int32)
+    count = np.zeros_like(table)
+    columns = np.zeros(len(parts), np.int32)
+    page = np.full((N, width), num_pages, np.int32)
+    offset = np.zeros((N, width), np.int32)
+    used = [0] * len(parts)
+    for chunk in chunks:
+        n = chunk.part * rows + used[chunk.part]
+        used[chunk.part] += 1
+        text, first, size = chunk.text, chunk.start, chunk.count
+        tokens[n, :size] = text.ids[first : first + size]
+        start[n], length[n] = text.base + first, size
+        num_columns = 0
+        if text.before is not None:
+            num_columns = _list_pages(text.before, text.base, C, table[n], count[n])
+        behind = slice(num_columns, None)
+        num_columns += _list_pages(text, first, C, table[n, behind], count[n, behind])
+        columns[chunk.part] = max(columns[chunk.part], num_columns)
+        at = np.arange(first, first + size)
+        page[n, :size] = np.asarray(text.pages)[at // C]
+        offset[n, :size] = at % C
+        if chunk.is_last:
+            kept[n] = chunk.part * num_kept + text.row
+    plan: list[Any] = [start, length, table, count, columns, page, offset]
+    return tokens, ExtendPlan(*plan), kept
+
+
+def _list_pages(text: Text, tokens: int, C: int, table: np.ndarray, count: np.ndarray) -> int:
+    """Lists the pages of a text's first tokens; returns how many there are."""
+    pages = -(-tokens // C)
+    table[:pages] = text.pages[:pages]
+    count[:pages] = np.minimum(tokens - C * np.arange(pages), C)
+    return pages

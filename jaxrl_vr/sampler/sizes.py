@@ -1,0 +1,134 @@
+"""How large the sampler's arrays are: from the config, the model, the mesh and the memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+
+import jax
+from pydantic import Field
+
+from jaxrl_vr.config import Config
+from jaxrl_vr.models.transformer import Model
+from jaxrl_vr.sampler.page_pool import PagePool
+from jaxrl_vr.sampler.residents import Residents
+from jaxrl_vr.sharding import SAMPLE_RULES, spec
+
+# Pages of a block, over which attention goes in one step on CPU.
+_BLOCK_PAGES = 32
+# Share of the memory that the cache takes at most when its size is not given.
+_MEMORY_SHARE = 0.25
+
+
+class EngineConfig(Config):
+    """Sizes of the sampler; none changes what is sampled."""
+
+    slots: int = Field(default=64, ge=1)
+    """Completions decoded side by side. More is faster until memory or products are the limit."""
+    steps_per_call: int = Field(default=16, ge=1)
+    """Decode steps between two looks of the host: fewer refill sooner, more cost less overhead."""
+    cache_tokens: int = Field(default=0, ge=0)
+    """Tokens whose keys and values are kept at once, a group's prompt counted once. When they do
+    not suffice, the youngest completions wait. 0: room for all slots, or a quarter of the memory.
+    """
+    page_tokens: int = Field(default=0, ge=0)
+    """Tokens of a page of the cache; 0: 64 on CPU, else 128."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of the sampler's arrays.
+
+    Attributes:
+      parts: D, sets of devices that hold slots of their own.
+      slots: of all parts.
+      pages: of all parts.
+      page_tokens: C.
+      block_pages: B, divides the pages of a part.
+      kept: hidden states that a part keeps.
+      steps: of a chunk.
+      keys_across: how keys lie in a page.
+    """
+
+    parts: int
+    slots: int
+    pages: int
+    page_tokens: int
+    block_pages: int
+    kept: int
+    steps: int
+    keys_across: bool
+
+
+def cache_sizes(model: Model, config: EngineConfig, mesh: jax.sharding.Mesh, longest: int) -> Sizes:
+    """The sizes for a mesh.
+
+    Args:
+      model: says what a token takes.
+      config: what the user chose.
+      mesh: its devices.
+      longest: tokens of the longest request, for which there is room in any case.
+    """
+    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    page_tokens = config.page_tokens or (64 if is_cpu else 128)
+    parts = _num_parts(config.slots, mesh)
+    slots = config.slots // parts
+
+    def pages_for(tokens: int) -> int:
+        return -(-tokens // page_tokens)
+
+    # A prompt that is shared and what is behind it end in pages of their own.
+    one = pages_for(longest) + 1
+    if config.cache_tokens:
+        pages = pages_for(-(-config.cache_tokens // parts))
+    else:
+        room = _memory(mesh) * _MEMORY_SHARE / _page_bytes(model, page_tokens, mesh)
+        pages = max(one, min(slots * one, int(room)))
+    block = min(_BLOCK_PAGES, pages) if is_cpu else pages
+    return Sizes(
+        parts=parts,
+        slots=config.slots,
+        pages=parts * block * -(-pages // block),
+        page_tokens=page_tokens,
+        block_pages=block,
+        kept=3 * slots,
+        steps=config.steps_per_call,
+        keys_across=is_cpu,
+    )
+
+
+def empty_parts(sizes: Sizes) -> list[Residents]:
+    """What lies in the cache of each part: nothing."""
+    return [
+        Residents(
+            PagePool(sizes.pages // sizes.parts, sizes.page_tokens, sizes.block_pages),
+            sizes.slots // sizes.parts,
+            sizes.kept,
+        )
+        for _ in range(sizes.parts)
+    ]
+
+
+def _num_parts(slots: int, mesh: jax.sharding.Mesh) -> int:
+    """Over how many sets of devices the slots are spread."""
+    entry = (*spec(("slots",), SAMPLE_RULES, mesh, (slots,)), None)[0]
+    names = (entry,) if isinstance(entry, str) else entry or ()
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def _page_bytes(model: Model, page_tokens: int, mesh: jax.sharding.Mesh) -> float:
+    """Bytes of a page on one device, or a little more where heads do not divide."""
+    pages = jax.eval_shape(lambda: model.empty_pages(1, page_tokens, False))
+    size = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pages))
+    return size / math.gcd(mesh.shape["tensor"], pages.k[0].shape[1])
+
+
+def _memory(mesh: jax.sharding.Mesh) -> int:
+    """Bytes of a device's memory; of the machine's, divided by its devices, on CPU."""
+    device = mesh.devices.flat[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return machine // mesh.devices.size
