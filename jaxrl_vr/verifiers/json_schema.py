@@ -43,6 +43,14 @@ class JsonSchema(Config):
         """Whether the schema stands in the reference."""
         return not self.definition
 
+    def load(self) -> None:
+        """Imports the package.
+
+        Raises:
+          ValueError: it is missing.
+        """
+        _package()
+
     def answer(self, example: Example, response: str) -> None:
         """A form is no answer."""
 

@@ -13,6 +13,8 @@ from jaxrl_vr.verifiers.code_tests import CodeTests
 from jaxrl_vr.verifiers.command import Command
 from jaxrl_vr.verifiers.compose import First, Gate, Product, Single, Singles, Weighted
 from jaxrl_vr.verifiers.custom import Custom
+from jaxrl_vr.verifiers.json_schema import JsonSchema
+from jaxrl_vr.verifiers.reasoning_gym import ReasoningGym
 from jaxrl_vr.verifiers.remote import Http, Judge
 from jaxrl_vr.verifiers.sql import Sql
 
@@ -38,7 +40,7 @@ def parts(verifier: Verifier) -> list[Single]:
     return verifier.singles if isinstance(verifier, _COMPOSITIONS) else [verifier]
 
 
-Loading = Custom | CodeTests | Command | Http | Judge
+Loading = Custom | CodeTests | Command | Http | Judge | JsonSchema | ReasoningGym
 """Verifiers that have something to load, which may fail and takes time."""
 
 Patient = CodeTests | Sql | Command | Http | Judge
