@@ -121,6 +121,31 @@ def test_verifiers_are_plugged_in_by_name_and_told_by_overrides(tmp_path, capsys
     assert "verdict     wrong, value 0" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("field", ["source", "dataset"])
+def test_the_source_of_a_line_chooses_its_verifier(tmp_path, field):
+    lines = [{"gold": "1/2", "response": "0.5", field: name} for name in ("text", "sums", "other")]
+    lines.append({"gold": "1/2", "response": "0.5"})
+    source, out = written(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    cases = (
+        '[{verifier = {type = "exact"}, sources = ["text"]}, '
+        '{verifier = {type = "math_answer"}, sources = ["sums"]}]'
+    )
+    named = [] if field == "source" else ["fields.source=dataset"]
+    call(source, "--verifier", "first", f"verifier.cases={cases}", *named, "--out", out)
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    verdicts = ["wrong", "right", "unscorable", "unscorable"]
+    assert [line["verdict"] for line in found] == verdicts
+    assert [line["components"] for line in found[:2]] == [{"exact": 0.0}, {"math_answer": 1.0}]
+    assert "no case is for the source 'other'" in found[2]["reason"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LINES[0]).encode())
+    (found,) = records(path, Fields(), {}, needs_reference=True)
+    assert (found.id, found.example.reference, found.fault) == ("a", "1/2", "")
+
+
 def test_explain_prints_each_stage(capsys):
     call("--verifier", "math_answer", "--explain", "x < 3", r"<think>a</think>\boxed{(-\infty,3)}")
     said = [line[:11].strip() for line in capsys.readouterr().out.splitlines()]
@@ -144,11 +169,16 @@ def test_explain_prints_each_stage(capsys):
         (["in.jsonl", "--verifier", "exact", "--out", "no/such/x"], "--out no/such/x"),
         (["in.jsonl", "--verifier", "exact", "verifier.befor=x"], "verifier.befor"),
         (["in.jsonl", "--verifier", "custom", "verifier.path=no_such:f"], "cannot import"),
+        (["nosuch.jsonl", "--verifier", "exact"], "nosuch.jsonl: there is no such file; name"),
+        (["folder", "--verifier", "exact"], "folder: is a folder; name a file of JSON Lines"),
+        (["empty.jsonl", "--verifier", "exact"], "empty.jsonl: it is empty; write one JSON object"),
     ],
 )
 def test_faults_name_their_fix(tmp_path, monkeypatch, capsys, args, said):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "in.jsonl", LINES)
+    written(tmp_path / "empty.jsonl", ["\n", " \n"])
+    (tmp_path / "folder").mkdir()
     call(*args, code=2)
     assert said in capsys.readouterr().err
 
