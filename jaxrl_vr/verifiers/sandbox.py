@@ -52,7 +52,7 @@ _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SCRATCH = "/scratch"
 _MODULES = {
     "program": ("kernel", "filter", "inside", "values", "link", "program"),
-    "tests": ("kernel", "filter", "inside", "values", "link", "stand_in", "tests"),
+    "tests": ("kernel", "filter", "inside", "values", "link", "object", "stand_in", "tests"),
 }
 _TASKS = {
     "program": {"script": "run_script", "calls": "serve_calls", "command": "run_command"},
