@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from isolated import eventually
 
 from jaxrl_vr.verifiers.sandbox import Level, Limits, Sandbox, SandboxFailed, content, memory_file
 from jaxrl_vr.verifiers.sandbox_inside import remove
@@ -37,14 +37,6 @@ def level_of(name: str) -> Level:
         return sandbox_level(() if name == "unsafe" else (name,), unsafe=name == "unsafe")
     except SandboxFailed as error:
         pytest.skip(f"{name} does not hold on this machine: {error}")
-
-
-def eventually(condition) -> bool:
-    for _ in range(3000):
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def is_running(words: str) -> bool:
