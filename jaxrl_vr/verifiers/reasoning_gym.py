@@ -64,7 +64,7 @@ class ReasoningGym(Config):
 
     def answer(self, example: Example, response: str) -> str | None:
         """The answer as it stands, or None if there is none."""
-        text = after_thinking(str(example.prompt), response)
+        text = after_thinking(example.prompt, response)
         if text is None:
             return None
         if self.tag:

@@ -309,7 +309,7 @@ class Judge(Config):
 
     def answer(self, example: Example, response: str) -> str | None:
         """What follows the thinking, or None if there is none."""
-        return (after_thinking(str(example.prompt), response) or "").strip() or None
+        return (after_thinking(example.prompt, response) or "").strip() or None
 
     def __call__(self, example: Example, response: str) -> Score:
         """The grade that the model gives, as a Score."""
