@@ -339,6 +339,10 @@ def test_weighted_verifier_with_format_adds_up(tmp_path, verifier, capsys):
         assert score.value == 0.25 * parts["format"] + 2 * parts["odd"] - parts["exact"]
         assert r["score"]["verdict"] == ("right" if parts["odd"] else "wrong")
     assert {r["score"]["value"] for r in rollouts} == {0.0, 2.0}
+    (first, *_) = lines(tmp_path / "run" / "metrics.jsonl")
+    for name in ("format", "odd", "exact"):
+        mean = sum(r["score"]["components"][name] for r in rollouts) / len(rollouts)
+        assert first[f"component/{name}"] == mean
 
 
 def test_a_run_whose_answers_cannot_be_scored_stops_and_can_go_on(tmp_path, verifier, capsys):
