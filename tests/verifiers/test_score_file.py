@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -229,6 +230,27 @@ def test_quantiles():
     values = [float(i) for i in range(1, 101)]
     assert [quantile(values, share) for share in (0.5, 0.95, 0.99, 1.0)] == [50, 95, 99, 100]
     assert quantile([7.0], 0.5) == 7.0
+
+
+def test_progress_is_shown_where_somebody_watches(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time\n\ndef score(example, response):\n    time.sleep(1.2)\n    return True\n"
+    )
+    written(tmp_path / "in.jsonl", [{"response": "a"}, {"response": "b"}])
+    command = ["verify", "in.jsonl", "--verifier", "custom", "verifier.path=slow:score"]
+    terminal, its_end = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxrl_vr", *command, "pool.workers=1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=its_end,
+    )
+    os.close(its_end)
+    said = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert done.returncode == 0 and b"2 lines in" in done.stdout
+    assert "verified 0 lines, 0 lines/s\r" in said and "verified 1 lines, " in said
 
 
 def test_ctrl_c_ends_cleanly(tmp_path):
