@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example
+from jaxrl_vr.verifiers.spec import build, compares
 
 _REFERENCES = ("reference", "gold", "answer")
 _LABELS = ("equal", "expect", "ok")
@@ -103,6 +104,9 @@ def _record(
         raise ValueError(f"line {number}: not JSON ({error}); each line is one object") from error
     if not isinstance(data, dict):
         raise ValueError(f"line {number}: a {type(data).__name__}; each line is one object")
+    source = _text(data.get(fields.source, ""))
+    if verifier.get("type") == "first":  # not every case may compare
+        needs_reference = compares(build(verifier), source)
     reference, response = _pair(data, number, fields, needs_reference)
     if verifier.get("type") == "code_tests" and _is_program(data, fields):
         verifier = {
@@ -115,7 +119,7 @@ def _record(
         prompt=_text(data.get(fields.prompt, "")),
         reference=reference,
         verifier=verifier,
-        source=_text(data.get(fields.source, "")),
+        source=source,
     )
     return Record(
         id=id,

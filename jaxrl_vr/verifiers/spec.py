@@ -95,7 +95,7 @@ def check_references(examples: Iterable[Example]) -> None:
       ValueError: the first that has none, with its source and id.
     """
     for example in examples:
-        if not example.reference.strip() and _compares(build(example.verifier), example.source):
+        if not example.reference.strip() and compares(build(example.verifier), example.source):
             raise ValueError(
                 f"source {example.source!r}, example {example.id!r}: it has no reference, and its "
                 f"verifier {name(build(example.verifier))!r} compares with one: name the field "
@@ -103,7 +103,7 @@ def check_references(examples: Iterable[Example]) -> None:
             )
 
 
-def _compares(verifier: Verifier, source: str) -> bool:
+def compares(verifier: Verifier, source: str) -> bool:
     """Whether it compares examples of a data source with their reference."""
     if isinstance(verifier, First):
         case = verifier.case(source)

@@ -140,6 +140,20 @@ def test_the_source_of_a_line_chooses_its_verifier(tmp_path, field):
     assert "no case is for the source 'other'" in found[2]["reason"]
 
 
+def test_a_line_needs_a_reference_where_its_case_compares_with_one(tmp_path):
+    spec = {
+        "type": "first",
+        "cases": [
+            {"verifier": {"type": "format"}, "sources": ["form"]},
+            {"verifier": {"type": "exact"}},
+        ],
+    }
+    lines = [{"response": "x", "source": "form"}, {"response": "x", "source": "text"}]
+    path = written(tmp_path / "in.jsonl", lines)
+    found = list(records(path, Fields(), spec, needs_reference=True))
+    assert [record.fault[:22] for record in found] == ["", "line 2: no field 'refe"]
+
+
 def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LINES[0]).encode())
