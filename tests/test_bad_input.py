@@ -339,6 +339,10 @@ def test_weighted_verifier_with_format_adds_up(tmp_path, verifier, capsys):
         assert score.value == 0.25 * parts["format"] + 2 * parts["odd"] - parts["exact"]
         assert r["score"]["verdict"] == ("right" if parts["odd"] else "wrong")
     assert {r["score"]["value"] for r in rollouts} == {0.0, 2.0}
+    (first, *_) = lines(tmp_path / "run" / "metrics.jsonl")
+    for name in ("format", "odd", "exact"):
+        mean = sum(r["score"]["components"][name] for r in rollouts) / len(rollouts)
+        assert first[f"component/{name}"] == mean
 
 
 def test_a_run_whose_answers_cannot_be_scored_stops_and_can_go_on(tmp_path, verifier, capsys):
@@ -467,6 +471,24 @@ def test_verifier_that_hangs_counts_as_wrong_and_the_run_goes_on(tmp_path, verif
         else:
             assert r["score"]["verdict"] == "right"
     assert (tmp_path / "run/stages/grpo/rollouts/step-000002.jsonl").exists()
+
+
+def test_steps_whose_shaping_removes_the_contrast_are_said_once(tmp_path, verifier, capsys):
+    verifier("""
+    from jaxrl_vr.types import Score
+
+    def alternating(example, response, seen=[]):
+        seen.append(response)
+        is_right = len(seen) % 2 == 0
+        return Score(float(is_right), "right" if is_right else "wrong", {"format": 0.0})
+    """)
+    more = 'shaping = [{ type = "format_gate" }]'
+    path = config(tmp_path, rl("grpo", steps=12, more=more), data=judged("alternating"))
+    said = call(capsys, "train", path, "checkpoint.every=100", "verifiers.workers=1")
+    assert "no group with both right and wrong" not in said
+    assert said.count("warning: 10 steps in a row had advantages of 0 alone, though groups") == 1
+    assert "advantage 'group_norm' with shaping ['format_gate'] makes no difference" in said
+    assert final_hash(tmp_path / "run") == parameter_hash(base(path))
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0], ids=["all-wrong", "all-right"])

@@ -2,6 +2,9 @@
 
 Masks: "trained tokens" are those with mask true, i.e. sampled ones of rollouts that train;
 "scored rollouts" leave out the unscorable; "sampled tokens" are those the model chose itself.
+
+Named by a config: `component/NAME`, a component of the scores, mean over the scored rollouts that
+have it; `source/NAME/accuracy` and `source/NAME/reward`, of the rollouts of a data source.
 """
 
 METRICS: dict[str, str] = {

@@ -256,7 +256,17 @@ def group_metrics(groups: Sequence[Group]) -> Metrics:
         # Both are per rollout, so their ratio is accuracy per token.
         "efficiency/accuracy_per_kilotoken": Mean(1000 * len(right), tokens),
     }
-    return metrics | _kept_mass(rollouts) | _contrast(groups) | _by_source(groups)
+    metrics |= _components(scored) | _kept_mass(rollouts)
+    return metrics | _contrast(groups) | _by_source(groups)
+
+
+def _components(scored: Sequence[Rollout]) -> Metrics:
+    """Mean of each component of the scores, over those that have it."""
+    found: dict[str, list[float]] = {}
+    for rollout in scored:
+        for name, value in score_of(rollout).components.items():
+            found.setdefault(name, []).append(value)
+    return {f"component/{name}": Mean(sum(x), len(x)) for name, x in sorted(found.items())}
 
 
 def _kept_mass(rollouts: Sequence[Rollout]) -> Metrics:

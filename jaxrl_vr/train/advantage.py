@@ -29,6 +29,11 @@ class AdvantageConfig(Config):
     baseline_of: ClassVar[Literal["greedy", "start"] | None] = None  # sampled beside the group
     loss: ClassVar[Any]  # the function of `losses.advantages`
 
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Components of the score that it makes advantages of, in place of the reward."""
+        return ()
+
     def __call__(self, samples: Samples) -> np.ndarray:
         """[P, G] float32 advantages."""
         numbers = self.model_dump(exclude={"type"})
@@ -349,6 +354,11 @@ class MultiRewardNorm(AdvantageConfig):
     """0 is the population's standard deviation, 1 the sample's."""
     over_batch: bool = True
     """Scale the sum by its standard deviation over the step too, as GDPO does."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """As the base class says."""
+        return tuple(self.weights)
 
     def __call__(self, samples: Samples) -> np.ndarray:
         """[P, G] float32 advantages."""

@@ -50,7 +50,7 @@ def check_sizes(config: RunConfig, context: int, mesh: jax.sharding.Mesh) -> Non
 def check_verifiers(
     config: RunConfig, pool: Pool, waiting: Callable[[], object] = lambda: None
 ) -> None:
-    """Raises ValueError if a custom verifier of a source does not load."""
+    """Raises ValueError if a verifier of a source does not load: its module, package or sandbox."""
     specs = {
         f"data.{source.name}.verifier": source.verifier
         for source in config.data

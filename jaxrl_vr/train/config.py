@@ -33,7 +33,7 @@ from jaxrl_vr.train.stages import (
     tasks_of,
 )
 from jaxrl_vr.verifiers.pool_config import PoolConfig
-from jaxrl_vr.verifiers.spec import build, needs_reference
+from jaxrl_vr.verifiers.spec import build, has_component, needs_reference
 
 
 class RandomModel(Config):
@@ -186,6 +186,7 @@ class RunConfig(Config):
             self._check_made(f"{where}.data", stage.data, earlier)
         if isinstance(stage, RlStage):
             self._check_scored(f"{where}.data", stage.data)
+            self._check_components(where, stage)
             if stage.lm_mix is not None:
                 at = f"{where}.lm_mix.data"
                 _known(at, stage.lm_mix.data, [s.name for s in self.data], "data")
@@ -241,6 +242,32 @@ class RunConfig(Config):
                         f"{where}: source {source.name!r} names no reference, and its verifier "
                         f"compares with one; set data.{source.name}.fields.reference"
                     )
+
+    def _check_components(self, where: str, stage: RlStage) -> None:
+        """Refuses what reads components of scores that no verifier of the stage gives."""
+        read = [(f"{where}.advantage", stage.advantage.type, stage.advantage.components, False)]
+        for shaping in stage.shaping:
+            read.append((f"{where}.shaping", shaping.type, shaping.components, shaping.only_adds))
+        specs = {source.name: source.verifier for source in self.sources(stage.data)}
+        for at, kind, wanted, only_adds in read:
+            given = {
+                name: {x for x in wanted if spec and has_component(build(spec), x, name)}
+                for name, spec in specs.items()
+            }
+            missing = [x for x in wanted if not any(x in found for found in given.values())]
+            lacking = [name for name, found in given.items() if wanted and not found]
+            if not missing and (only_adds or not lacking):
+                continue
+            component = (missing or wanted)[0]
+            source = (lacking or list(specs))[0]
+            kept = repr((specs[source] or {}).get("type", "…"))
+            raise ValueError(
+                f"{at}: {kind!r} reads the component {component!r} of scores, and the verifier of "
+                f"source {source!r} gives none of this name; give it one with such a part: "
+                f"data.{source}.verifier = {{ type = 'weighted', parts = [{{ verifier = {{ type = "
+                f"{kept} }} }}, {{ verifier = {{ type = 'format' }}, name = {component!r}, weight "
+                "= 0 }] }"
+            )
 
     def check_tasks(self, where: str, names: Sequence[str]) -> None:
         """Raises ValueError, naming `where`, if a task is not in the config."""

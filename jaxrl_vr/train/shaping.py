@@ -25,6 +25,12 @@ class ShapingConfig(Config):
 
     moves_reward: ClassVar[bool] = True  # and so has to reach the advantage
     replaces_reward: ClassVar[bool] = False  # what the verifier gave is gone
+    only_adds: ClassVar[bool] = True  # where a component is missing, the reward stays as it is
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """Components of the score that it reads."""
+        return ()
 
 
 class OverlongPenalty(ShapingConfig):
@@ -135,12 +141,18 @@ class StopProperly(ShapingConfig):
 class FormatGate(ShapingConfig):
     """Only answers in the required form keep their reward."""
 
+    only_adds: ClassVar[bool] = False
     type: Literal["format_gate"] = "format_gate"
     """Which shaping this is."""
     component: str = "format"
     """Component of the score that is above 0 where the form is right."""
     otherwise: float = 0.0
     """Reward of the others."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """As the base class says."""
+        return (self.component,)
 
     def __call__(self, samples: Samples, limit: int, state: State) -> tuple[Samples, State]:
         """The samples with their rewards shaped."""
@@ -158,6 +170,11 @@ class LanguageConsistency(ShapingConfig):
     """Component of the score that holds the share of words in that language."""
     coef: float = 1.0
     """Weight of the share."""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """As the base class says."""
+        return (self.component,)
 
     def __call__(self, samples: Samples, limit: int, state: State) -> tuple[Samples, State]:
         """The samples with their rewards shaped."""

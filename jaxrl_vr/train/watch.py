@@ -31,6 +31,7 @@ class Watch:
         self._said: set[str] = set()
         self._unscorable = UnscorableRate(max_unscorable)
         self._steps_without_contrast = 0
+        self._has_mixed_groups = False  # in any of these steps
 
     def __call__(self, groups: Sequence[Group], samples: Samples, adv: np.ndarray) -> None:
         """Looks at a step.
@@ -67,16 +68,28 @@ class Watch:
                 "give the data a verifier that scores steps, such as { type = 'worked' } for sums "
                 "worked digit by digit, or one of your own",
             )
+        right, wrong = samples.valid & samples.is_right, samples.valid & ~samples.is_right
         self._steps_without_contrast += 1
+        self._has_mixed_groups |= bool(np.any(right.any(axis=1) & wrong.any(axis=1)))
         if np.any(adv):
-            self._steps_without_contrast = 0
+            self._steps_without_contrast, self._has_mixed_groups = 0, False
         if self._steps_without_contrast == _NO_CONTRAST_STEPS:
-            self._say(
-                "contrast",
-                f"{_NO_CONTRAST_STEPS} steps in a row had no group with both right and wrong "
-                "answers, so nothing is learned: choose easier or harder problems, more samples, "
-                "or look at the rollouts for an answer format that the verifier does not accept",
+            self._say("contrast", self._no_contrast())
+
+    def _no_contrast(self) -> str:
+        if self._has_mixed_groups:
+            shaping = [shaping.type for shaping in self._stage.shaping]
+            return (
+                f"{_NO_CONTRAST_STEPS} steps in a row had advantages of 0 alone, though groups had "
+                "both right and wrong answers, so nothing is learned: advantage "
+                f"'{self._stage.advantage.type}' with shaping {shaping} makes no difference "
+                "between them; look at the rollouts for the values and components that it reads"
             )
+        return (
+            f"{_NO_CONTRAST_STEPS} steps in a row had no group with both right and wrong "
+            "answers, so nothing is learned: choose easier or harder problems, more samples, "
+            "or look at the rollouts for an answer format that the verifier does not accept"
+        )
 
     def _say(self, what: str, message: str) -> None:
         if what not in self._said:

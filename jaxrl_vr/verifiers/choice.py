@@ -58,7 +58,7 @@ class Choice(Config):
 
     def answer(self, example: Example, response: str) -> str | None:
         """The one letter that the response chooses, or None."""
-        text = after_thinking(str(example.prompt), response)
+        text = after_thinking(example.prompt, response)
         chosen = () if text is None else self._chosen(text)
         return chosen[0] if len(chosen) == 1 else None
 
@@ -70,7 +70,7 @@ class Choice(Config):
                 f"the reference {example.reference[:40]!r} is not one letter up to {self._last}"
             )
             return Score(0.0, "unscorable", reason=reason)
-        text = after_thinking(str(example.prompt), response)
+        text = after_thinking(example.prompt, response)
         if text is None:
             return Score(0.0, "no_answer", reason="the thinking is not closed")
         chosen = self._chosen(text)

@@ -24,10 +24,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from jaxrl_vr.config import Config
-from jaxrl_vr.types import Example, Message, Score
+from jaxrl_vr.types import Example, Score
 from jaxrl_vr.verifiers.code_reference import BadReference, Calls, Script, Stdin, read_tests
 from jaxrl_vr.verifiers.extract import after_thinking
 from jaxrl_vr.verifiers.fence import last_fence
+from jaxrl_vr.verifiers.prompt import text_of
 from jaxrl_vr.verifiers.sandbox import (
     IsolationName,
     Level,
@@ -86,7 +87,7 @@ class CodeTests(Config):
 
     def answer(self, example: Example, response: str) -> str | None:
         """The program in `response`, or None if there is none."""
-        text = after_thinking(str(example.prompt), response)
+        text = after_thinking(example.prompt, response)
         if text is None:
             return None
         program = last_fence(text) if self.extract == "fence" else text
@@ -95,7 +96,7 @@ class CodeTests(Config):
     def __call__(self, example: Example, response: str) -> Score:
         """Runs the program against the tests."""
         try:
-            tests = read_tests(example.reference, _text(example.prompt))
+            tests = read_tests(example.reference, text_of(example.prompt))
         except BadReference as error:
             return Score(0.0, "unscorable", reason=one_line(str(error)))
         program = self.answer(example, response)
@@ -294,10 +295,6 @@ def _same_word(a: str, b: str, tolerance: float) -> bool:
         return False
     x, y = float(a), float(b)
     return math.isfinite(x) and math.isclose(x, y, rel_tol=tolerance, abs_tol=tolerance)
-
-
-def _text(prompt: str | tuple[Message, ...]) -> str:
-    return prompt if isinstance(prompt, str) else "\n".join(m.content for m in prompt)
 
 
 def _short(text: str) -> str:

@@ -2,7 +2,8 @@
 
 For checkers that are no Python, such as a proof checker. The command runs in the sandbox of
 `code_tests`, because what it checks is a program as well; it sees `/usr` and the folders that
-`readable` names. How question and judgement look is in `reply`.
+`readable` names. How question and judgement look is in `reply`, and so is what happens when it
+fails: exits with an error, or says what is no judgement.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pydantic import Field, field_validator
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score
 from jaxrl_vr.verifiers.judgement import BadScore
-from jaxrl_vr.verifiers.reply import question, score_of
+from jaxrl_vr.verifiers.reply import Unfinished, judged, question, score_of
 from jaxrl_vr.verifiers.sandbox import (
     IsolationName,
     Limits,
@@ -59,7 +60,7 @@ class Command(Config):
     @property
     def patience(self) -> float:
         """Seconds by the clock that a response may take before something is wrong with us."""
-        return 2 * self.limits.wall + 60.0
+        return 4 * self.limits.wall + 60.0  # the response twice, two harmless ones
 
     def load(self) -> None:
         """Has a sandbox started.
@@ -79,27 +80,24 @@ class Command(Config):
 
     def __call__(self, example: Example, response: str) -> Score:
         """The command's judgement as a Score."""
-        reason = "limit: the sandbox was lost, twice"
-        for _ in range(2):
-            try:
-                outcome, said, note = self._run(json.dumps(question(example, response)))
-            except SandboxLost:
-                continue
-            if outcome.why:
-                reason = f"limit: {limit_text(outcome.why, self.limits)}"
-                if outcome.why != "wall":
-                    break
-            elif len(said) > self.limits.output:
-                reason = f"limit: {limit_text('output', self.limits)}"
-                break
-            elif outcome.status < 0:  # crashed, which the response may have brought about
-                reason = f"limit: {self.argv[0]} was ended by signal {-outcome.status}, twice"
-            elif outcome.status > 0:
-                how = note or f"exit status {outcome.status}"
-                raise BadScore(f"{self.argv[0]} failed: {one_line(how, 200)}")
-            else:
-                return score_of(said, self.argv[0])
-        return Score(0.0, "wrong", reason=reason)
+        return judged(lambda text: self._judgement(example, text), example, response)
+
+    def _judgement(self, example: Example, response: str) -> Score:
+        try:
+            outcome, said, note = self._run(json.dumps(question(example, response)))
+        except SandboxLost:
+            raise Unfinished("the sandbox was lost") from None
+        if outcome.why == "wall":
+            raise Unfinished(limit_text("wall", self.limits))
+        if outcome.why or len(said) > self.limits.output:
+            reason = f"limit: {limit_text(outcome.why or 'output', self.limits)}"
+            return Score(0.0, "wrong", reason=reason)
+        if outcome.status < 0:
+            raise Unfinished(f"{self.argv[0]} was ended by signal {-outcome.status}")
+        if outcome.status > 0:
+            how = note or f"exit status {outcome.status}"
+            raise BadScore(f"{self.argv[0]} failed: {one_line(how, 200)}")
+        return score_of(said, self.argv[0])
 
     def _run(self, text: str) -> tuple[Outcome, bytes, str]:
         level = sandbox_level(self.levels, unsafe=self.unsafe)

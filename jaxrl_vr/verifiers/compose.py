@@ -263,6 +263,16 @@ class First(Config):
         return dataclasses.replace(score, components=_components([case], [score]))
 
 
+def named(verifier: Weighted | Gate | Product | First, source: str) -> dict[str, Single]:
+    """The verifiers that judge examples of a data source, by the names of their components."""
+    if isinstance(verifier, First):
+        case = verifier.case(source)
+        parts = [] if case is None else [case]
+    else:
+        parts = [*verifier.gates, verifier.of] if isinstance(verifier, Gate) else verifier.parts
+    return {_name(part): part.verifier for part in parts}
+
+
 def _name(part: Part | Named | Case) -> str:
     return part.name or part.verifier.type
 

@@ -69,7 +69,7 @@ class Constraints(Config):
             instructions = self._configured() or read(example.reference)
         except ValueError as error:
             return Score(0.0, "unscorable", reason=f"the reference {error}")
-        text = after_thinking(str(example.prompt), response)
+        text = after_thinking(example.prompt, response)
         if text is None:
             return Score(0.0, "no_answer", reason="the thinking is not closed")
         if not text.strip():

@@ -32,7 +32,7 @@ def explain(verifier: Verifier, example: Example, response: str) -> Iterator[str
 def _of_math(verifier: MathAnswer, example: Example, response: str) -> Iterator[str]:
     expected = gold(example.reference)
     yield f"reference   {one_line(expected)!r}" + ("" if readable(expected) else ", unreadable")
-    rest = after_thinking(str(example.prompt), response)
+    rest = after_thinking(example.prompt, response)
     if rest is None:
         yield "thinking    not closed: there is no answer"
         return

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from jaxrl_vr.verifiers.bare import bare_answer, is_bare, last_expression
+from jaxrl_vr.verifiers.prompt import Prompt, opened
 
 Method = Literal[
     "boxed", "answer_tag", "hashes", "phrase", "whole", "last_expression", "last_number"
@@ -79,13 +80,13 @@ class _Span:
     yields: bool = False  # to whatever comes later
 
 
-def after_thinking(prompt: str, response: str) -> str | None:
+def after_thinking(prompt: Prompt, response: str) -> str | None:
     """What follows the last `</think>`, or None while the thinking is still open.
 
-    A prompt that ends with `<think>` (opened by the chat template) has opened it.
+    The prompt may have opened it, as chat templates do.
     """
     _, closed, rest = response.rpartition("</think>")
-    if "<think>" in rest or (not closed and prompt.rstrip().endswith("<think>")):
+    if "<think>" in rest or (not closed and opened(prompt, "think") is not None):
         return None
     return rest
 

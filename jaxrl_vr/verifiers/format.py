@@ -12,13 +12,15 @@ from pydantic import field_validator
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score
+from jaxrl_vr.verifiers.prompt import Prompt, opened
 
 
 class Format(Config):
     """Exactly one block of each tag, none empty, in order, with only white space around them.
 
-    A prompt that ends with an opening tag (a template that opens `<think>`) has opened that block:
-    the response must then start inside it, and opening it again is one block too many.
+    Where the prompt has opened a block (a template that ends with `<think>`, or with that and the
+    first words of the thinking), the response must go on inside it, and opening it again is one
+    block too many.
     """
 
     needs_reference: ClassVar[bool] = False
@@ -43,14 +45,15 @@ class Format(Config):
 
     def __call__(self, example: Example, response: str) -> Score:
         """Scores 1 if the response has the format, 0 otherwise."""
-        fault = self._fault(str(example.prompt), response)
+        fault = self._fault(example.prompt, response)
         return Score(0.0, "wrong", reason=fault) if fault else Score(1.0, "right")
 
-    def _fault(self, prompt: str, response: str) -> str:
+    def _fault(self, prompt: Prompt, response: str) -> str:
         tags, text = self.tags, response
         for i, tag in enumerate(self.tags):
-            if prompt.rstrip().endswith(f"<{tag}>"):
-                tags, text = self.tags[i:], f"<{tag}>{response}"
+            inside = opened(prompt, tag)
+            if inside is not None:
+                tags, text = self.tags[i:], f"<{tag}>{inside}{response}"
         for tag in self.tags:
             expected = int(tag in tags)
             for mark in (f"<{tag}>", f"</{tag}>"):

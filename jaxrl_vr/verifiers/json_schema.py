@@ -43,6 +43,14 @@ class JsonSchema(Config):
         """Whether the schema stands in the reference."""
         return not self.definition
 
+    def load(self) -> None:
+        """Imports the package.
+
+        Raises:
+          ValueError: it is missing.
+        """
+        _package()
+
     def answer(self, example: Example, response: str) -> None:
         """A form is no answer."""
 
@@ -52,7 +60,7 @@ class JsonSchema(Config):
             schema = self.definition or _checked(_loads(example.reference))
         except (ValueError, RecursionError) as error:
             return Score(0.0, "unscorable", reason=f"the reference: {one_line(str(error))}")
-        text = after_thinking(str(example.prompt), response)
+        text = after_thinking(example.prompt, response)
         if text is None:
             return Score(0.0, "no_answer", reason="the thinking is not closed")
         text = _unfenced(text) if self.where == "whole" else _last_fence(text)

@@ -19,6 +19,7 @@ from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Score
 from jaxrl_vr.verifiers.extract import after_thinking
 from jaxrl_vr.verifiers.languages import LANGUAGES, UNSPACED, canonical, detect, of_words, runs
+from jaxrl_vr.verifiers.prompt import Prompt, text_of
 
 _BLOCK = re.compile(r"```|\$\$|\\\[|\\\(")
 _BLOCK_END = {"```": "```", "$$": "$$", "\\[": "\\]", "\\(": "\\)"}
@@ -62,11 +63,10 @@ class Language(Config):
 
     def __call__(self, example: Example, response: str) -> Score:
         """The share of the words that are in the target language."""
-        prompt = str(example.prompt)
-        target = detect(prompt) if self.language == "prompt" else self.language
+        target = detect(text_of(example.prompt)) if self.language == "prompt" else self.language
         if target is None:
             return Score(0.0, "unscorable", reason="the prompt has no words: set `language`")
-        text = self._judged(prompt, response)
+        text = self._judged(example.prompt, response)
         if text is None:
             return Score(0.0, "no_answer", reason="the thinking is not closed")
         total, counts = 0, collections.Counter[str]()
@@ -81,7 +81,7 @@ class Language(Config):
         shares = ", ".join(f"{code} {n / total:.2f}" for code, n in counts.most_common(3))
         return Score(share, "right" if share >= self.least else "wrong", reason=shares)
 
-    def _judged(self, prompt: str, response: str) -> str | None:
+    def _judged(self, prompt: Prompt, response: str) -> str | None:
         if self.part == "all":
             return response
         rest = after_thinking(prompt, response)

@@ -91,14 +91,14 @@ def math_answer(
 
 def found_in(example: Example, response: str, extract: Sequence[Method]) -> Found | None:
     """The answer of a response and how it was found; None where there is none."""
-    rest = after_thinking(str(example.prompt), response)
+    rest = after_thinking(example.prompt, response)
     return None if rest is None else find(rest, extract)
 
 
 def _missing(
     example: Example, response: str, extract: Sequence[Method], found: Found | None
 ) -> str:
-    if after_thinking(str(example.prompt), response) is None:
+    if after_thinking(example.prompt, response) is None:
         return "the thinking is not closed"
     if found is not None:
         return f"nothing stands where {found.method!r} found the answer's place"

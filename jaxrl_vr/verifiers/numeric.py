@@ -74,7 +74,7 @@ class Numeric(Config):
         return Score(0.0, "wrong", reason=reason)
 
     def _found(self, example: Example, response: str) -> str | None:
-        text = after_thinking(str(example.prompt), response)
+        text = after_thinking(example.prompt, response)
         methods = (self.extract,) if isinstance(self.extract, str) else self.extract
         found = None if text is None else find(text, methods)
         return None if found is None else found.answer

@@ -51,7 +51,7 @@ class Regex(Config):
 
     def __call__(self, example: Example, response: str) -> Score:
         """Scores 1 if the pattern matches, 0 otherwise."""
-        text = after_thinking(str(example.prompt), response)
+        text = after_thinking(example.prompt, response)
         if text is None:
             return Score(0.0, "no_answer", reason="the thinking is not closed")
         try:

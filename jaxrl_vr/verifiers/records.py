@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example
+from jaxrl_vr.verifiers.spec import build, compares
 
 _REFERENCES = ("reference", "gold", "answer")
 _LABELS = ("equal", "expect", "ok")
@@ -40,6 +41,8 @@ class Fields(Config):
     """Arguments of the instructions, an object or a list of them."""
     label: str = ""
     """Whether the response is right, if that is known; empty: `equal`, `expect` or `ok`."""
+    source: str = "source"
+    """The data source, by which a verifier `first` chooses; empty where a line has none."""
     kind: str = "kind"
     """What the table groups lines by, if a line has it."""
     contested: str = "contested"
@@ -67,10 +70,16 @@ def records(
     A line that does not fit is a record with a fault, so that the others are verified.
 
     Raises:
-      ValueError: the first line does not fit, so that the fault is likely in the names.
+      ValueError: there is no such file or nothing in it, or the first line does not fit, so that
+        the fault is likely in the names.
     """
+    if not path.exists() or path.is_dir():
+        what = "is a folder" if path.is_dir() else "there is no such file"
+        raise ValueError(f"{path}: {what}; name a file of JSON Lines")
     is_first = True
-    with path.open(encoding="utf-8", errors="replace") as lines:
+    with path.open(
+        encoding="utf-8-sig", errors="replace"
+    ) as lines:  # with a byte order mark or not
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -82,6 +91,8 @@ def records(
                 record = Record(str(number), Example(str(number), ""), "", fault=str(error))
             is_first = False
             yield record
+    if is_first:
+        raise ValueError(f"{path}: it is empty; write one JSON object a line, for each response")
 
 
 def _record(
@@ -93,6 +104,9 @@ def _record(
         raise ValueError(f"line {number}: not JSON ({error}); each line is one object") from error
     if not isinstance(data, dict):
         raise ValueError(f"line {number}: a {type(data).__name__}; each line is one object")
+    source = _text(data.get(fields.source, ""))
+    if verifier.get("type") == "first":  # not every case may compare
+        needs_reference = compares(build(verifier), source)
     reference, response = _pair(data, number, fields, needs_reference)
     if verifier.get("type") == "code_tests" and _is_program(data, fields):
         verifier = {
@@ -101,7 +115,11 @@ def _record(
         }  # the line has a program and no answer around it
     id = str(data.get(fields.id, number))
     example = Example(
-        id=id, prompt=_text(data.get(fields.prompt, "")), reference=reference, verifier=verifier
+        id=id,
+        prompt=_text(data.get(fields.prompt, "")),
+        reference=reference,
+        verifier=verifier,
+        source=source,
     )
     return Record(
         id=id,

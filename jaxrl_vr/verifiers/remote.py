@@ -3,7 +3,9 @@
 A request that fails for a reason that may pass (no connection, 408, 425, 429, 5xx) is repeated
 until the deadline. If the server cannot be asked, the response is unscorable: that is no fault of
 its. If the server was asked each time and did not answer in time, it is wrong with the reason
-`limit`, as with every checker: a response must not gain by keeping its judge busy.
+`limit`, as with every checker: a response must not gain by keeping its judge busy. The same holds
+for one that the server refuses (too long, not to be processed) or fails at (500, what is no
+judgement), if it judges harmless responses (`reply`).
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -29,10 +31,11 @@ from jaxrl_vr.config import Config
 from jaxrl_vr.types import Example, Message, Score
 from jaxrl_vr.verifiers.extract import after_thinking
 from jaxrl_vr.verifiers.judgement import BadScore
-from jaxrl_vr.verifiers.reply import question, score_of
+from jaxrl_vr.verifiers.reply import Refused, judged, question, score_of
 from jaxrl_vr.verifiers.text import one_line
 
 _PASSING = {408, 425, 429, 500, 502, 503, 504}
+_BY_QUESTION = 500  # of those, the one that a question may bring about
 _MAX_REPLY = 1 << 20  # bytes
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 30.0  # seconds between attempts; doubles
 _LOOK = 0.02  # seconds between two looks for a free place
@@ -58,7 +61,8 @@ class Server(Config):
     retries: int = Field(default=3, ge=0, le=100)
     """How often to repeat a request that failed for a reason that may pass."""
     deadline: float = Field(default=120.0, gt=0, le=86_400.0)
-    """Seconds for one response, all attempts and the wait for a place together."""
+    """Seconds for one question, all attempts and the wait for a place together. If the server fails
+    at a response, it is asked again, and about two harmless ones."""
     concurrency: int = Field(default=8, ge=1, le=1024)
     """Requests to this url at a time, of all processes on this machine. More workers of the pool
     (`verifiers.workers`) are needed to come to that number."""
@@ -85,19 +89,18 @@ class Server(Config):
         """POSTs `body` as JSON; returns the body of the answer.
 
         Raises:
-          Unreachable: there is no answer, or one that says that it will not do better.
+          Unreachable: there is no answer.
+          Refused: there is one that says that it will not do better.
           Silent: each attempt took too long.
         """
         due = time.monotonic() + self.deadline
-        fault: Exception = Unreachable(f"no free place among concurrency = {self.concurrency}")
+        faults: dict[type[Exception], str] = {}
         for attempt in range(self.retries + 1):
             try:
                 with _place(self.url, self.concurrency, due):
                     return self._post(json.dumps(body).encode(), due)
             except _Passing as error:
-                # One silence among refusals is the server's: it was not the response each time.
-                if not isinstance(fault, Unreachable) or attempt == 0 or not error.was_silent:
-                    fault = (Silent if error.was_silent else Unreachable)(str(error))
+                faults[error.kind] = str(error)
                 wait = min(_FIRST_WAIT * 2**attempt, _LONGEST_WAIT) * random.uniform(0.5, 1.0)
                 wait = max(wait, error.wait)
                 if attempt == self.retries or time.monotonic() + wait >= due:
@@ -105,7 +108,11 @@ class Server(Config):
                 time.sleep(wait)
             except TimeoutError:
                 break
-        raise fault
+        # One silence among refusals is the server's: it was not the response each time.
+        for kind in (Unreachable, Refused, Silent):
+            if kind in faults:
+                raise kind(faults[kind])
+        raise Unreachable(f"no free place among concurrency = {self.concurrency}")
 
     def _post(self, body: bytes, due: float) -> bytes:
         request = urllib.request.Request(self.url, body, {"Content-Type": "application/json"})
@@ -123,22 +130,23 @@ class Server(Config):
                 with contextlib.suppress(OSError, http.client.HTTPException):
                     text = one_line(error.read(500).decode(errors="replace"), 200)
             said = f"{self.url} said {error.code} {text}".strip()
-            if error.code in _PASSING:
-                raise _Passing(said, wait=_seconds(error.headers.get("Retry-After"))) from None
-            raise Unreachable(said) from None
+            if error.code not in _PASSING:
+                raise Refused(said) from None
+            kind = Refused if error.code == _BY_QUESTION else Unreachable
+            raise _Passing(said, kind, _seconds(error.headers.get("Retry-After"))) from None
         except TimeoutError:
-            raise _Passing(f"{self.url}: timeout = {self.timeout:g} s", was_silent=True) from None
+            raise _Passing(f"{self.url}: timeout = {self.timeout:g} s", Silent) from None
         except (OSError, http.client.HTTPException) as error:
             why = getattr(error, "reason", error)
-            raise _Passing(f"{self.url}: {type(why).__name__}: {why}") from None
+            raise _Passing(f"{self.url}: {type(why).__name__}: {why}", Unreachable) from None
 
 
 class _Passing(Exception):
     """A failure that may pass."""
 
-    def __init__(self, why: str, *, was_silent: bool = False, wait: float = 0.0) -> None:
+    def __init__(self, why: str, kind: type[Exception], wait: float = 0.0) -> None:
         super().__init__(one_line(why))
-        self.was_silent = was_silent
+        self.kind = kind  # what it is if it does not pass
         self.wait = wait
 
 
@@ -155,7 +163,7 @@ def _read(answer: http.client.HTTPResponse, late: float) -> bytes:
         parts.append(part)
         size += len(part)
         if size > _MAX_REPLY:
-            raise Unreachable(f"the answer has more than {_MAX_REPLY} bytes")
+            raise Refused(f"the answer has more than {_MAX_REPLY} bytes")
         if time.monotonic() > late:
             raise TimeoutError
     return b"".join(parts)
@@ -200,10 +208,17 @@ def _place(url: str, count: int, due: float) -> Iterator[None]:
         time.sleep(_LOOK)
 
 
-def _score(server: Server, body: Mapping[str, Any]) -> Score | bytes:
-    """The answer, or the score of a response for which there is none."""
+def _score(once: Callable[[str], Score], example: Example, response: str) -> Score:
+    """The judgement of a server, or the score of a response for which there is none."""
     try:
-        return server.ask(body)
+        return judged(lambda text: _heard(once, text), example, response)
+    except Refused as error:
+        return Score(0.0, "unscorable", reason=one_line(str(error)))
+
+
+def _heard(once: Callable[[str], Score], text: str) -> Score:
+    try:
+        return once(text)
     except Silent as error:
         return Score(0.0, "wrong", reason=f"limit: {error}, each time")
     except Unreachable as error:
@@ -221,7 +236,7 @@ class Http(Config):
     @property
     def patience(self) -> float:
         """Seconds by the clock that a response may take before something is wrong with us."""
-        return self.server.deadline + 30.0
+        return 4 * self.server.deadline + 30.0
 
     def load(self) -> None:
         """As `Server.load`."""
@@ -232,8 +247,11 @@ class Http(Config):
 
     def __call__(self, example: Example, response: str) -> Score:
         """The service's judgement as a Score."""
-        said = _score(self.server, question(example, response))
-        return said if isinstance(said, Score) else score_of(said, self.server.url)
+
+        def once(text: str) -> Score:
+            return score_of(self.server.ask(question(example, text)), self.server.url)
+
+        return _score(once, example, response)
 
 
 class Judge(Config):
@@ -283,7 +301,7 @@ class Judge(Config):
     @property
     def patience(self) -> float:
         """Seconds by the clock that a response may take before something is wrong with us."""
-        return self.server.deadline + 30.0
+        return 4 * self.server.deadline + 30.0
 
     def load(self) -> None:
         """As `Server.load`."""
@@ -291,13 +309,16 @@ class Judge(Config):
 
     def answer(self, example: Example, response: str) -> str | None:
         """What follows the thinking, or None if there is none."""
-        return (after_thinking(str(example.prompt), response) or "").strip() or None
+        return (after_thinking(example.prompt, response) or "").strip() or None
 
     def __call__(self, example: Example, response: str) -> Score:
         """The grade that the model gives, as a Score."""
         answer = self.answer(example, response)
         if answer is None:
             return Score(0.0, "no_answer", reason="nothing behind the thinking")
+        return _score(lambda text: self._grade(example, text), example, answer)
+
+    def _grade(self, example: Example, answer: str) -> Score:
         filled = {"prompt": _text(example.prompt), "reference": example.reference, "answer": answer}
         # One pass: what an answer holds is not filled in again.
         asked = re.sub(r"\{(prompt|reference|answer)\}", lambda m: filled[m[1]], self.template)
@@ -307,10 +328,7 @@ class Judge(Config):
             "temperature": 0,
             "max_tokens": self.max_tokens,
         }
-        said = _score(self.server, body)
-        if isinstance(said, Score):
-            return said
-        text = _content(said, self.server.url)
+        text = _content(self.server.ask(body), self.server.url)
         grades = re.findall(self.pattern, text, re.MULTILINE)
         if not grades:
             # Not unscorable: an answer that confuses the judge must not be better than a wrong one.

@@ -1,12 +1,28 @@
-"""What a checker outside of this package says about a response, as JSON, and the Score it means."""
+"""What a checker outside of this package says about a response, as JSON, and the Score it means.
+
+A checker may fail: it ends with an error, says what is no judgement, refuses the question. A
+response that makes it fail must not be better off than a wrong one, and one that has nothing to do
+with it not worse off than others. So it is asked again, and then about harmless responses: if it
+judges one of these, the failure is the response's.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from jaxrl_vr.types import Example, Score
 from jaxrl_vr.verifiers.judgement import BadScore, checked, number
+from jaxrl_vr.verifiers.text import one_line
+
+
+class Unfinished(Exception):
+    """A checker did not get to its end, by a response that is too much for it or by chance."""
+
+
+class Refused(BadScore):
+    """A checker will not judge, and would say so again."""
 
 
 def question(example: Example, response: str) -> dict[str, Any]:
@@ -49,3 +65,38 @@ def score_of(reply: str | bytes, checker: str) -> Score:
     verdict = fields.get("verdict") or ("right" if value >= 1 else "wrong")
     reason = str(fields.get("reason") or "")
     return checked(Score(value, verdict, fields.get("components") or {}, reason), checker)
+
+
+def judged(once: Callable[[str], Score], example: Example, response: str) -> Score:
+    """The judgement of a checker that may fail.
+
+    Args:
+      once: asks it about a response; raises `Unfinished`, or `BadScore` where it fails.
+      example: whose reference is a harmless response, as is an empty one.
+      response: what is to be judged.
+
+    Raises:
+      BadScore: it fails again, and at harmless responses as well.
+    """
+    fault: Exception | None = None
+    for _ in range(2):
+        try:
+            return once(response)
+        except Refused as error:
+            fault = error
+            break
+        except (Unfinished, BadScore) as error:
+            fault = error
+    harmless = [other for other in ("", example.reference) if other != response]
+    if isinstance(fault, BadScore) and not any(_judges(once, other) for other in harmless):
+        raise fault
+    times = "" if isinstance(fault, Refused) else ", twice"
+    return Score(0.0, "wrong", reason=one_line(f"limit: {fault}{times}"))
+
+
+def _judges(once: Callable[[str], Score], response: str) -> bool:
+    try:
+        score = once(response)
+    except (Unfinished, BadScore):
+        return False
+    return score.verdict != "unscorable" and not score.reason.startswith("limit")

@@ -20,9 +20,9 @@ import atexit
 import contextlib
 import dataclasses
 import importlib.util
-import itertools
 import marshal
 import os
+import secrets
 import select
 import signal
 import socket
@@ -37,6 +37,8 @@ from typing import Literal
 from pydantic import Field
 
 from jaxrl_vr.config import Config
+from jaxrl_vr.verifiers.sandbox_inside import remove
+from jaxrl_vr.verifiers.sandbox_user import NoUser, claimed_user
 from jaxrl_vr.verifiers.text import one_line
 
 IsolationName = Literal["bubblewrap", "landlock"]
@@ -46,12 +48,11 @@ Role = Literal["program", "tests"]
 _START_LIMIT = 60.0  # seconds; generous: a busy machine is slow
 _GRACE = 10.0  # seconds past the wall limit after which the supervisor is taken for dead
 _MAX_TASKS = 2000  # of one sandbox, after which a fresh one takes its place
-_USERS = (61_000, 4_000)  # first user id and number of those that programs get where we are root
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _SCRATCH = "/scratch"
 _MODULES = {
     "program": ("kernel", "filter", "inside", "values", "link", "program"),
-    "tests": ("kernel", "filter", "inside", "values", "link", "stand_in", "tests"),
+    "tests": ("kernel", "filter", "inside", "values", "link", "object", "stand_in", "tests"),
 }
 _TASKS = {
     "program": {"script": "run_script", "calls": "serve_calls", "command": "run_command"},
@@ -176,23 +177,24 @@ def content(file: int, limit: int) -> bytes:
 class Sandbox:
     """A supervisor and the socket to it. One task at a time; `begin`, then `end`."""
 
-    _counter = itertools.count()
-
     def __init__(self, level: Level, role: Role = "program", readable: Sequence[str] = ()) -> None:
         self.level = level
         self.tasks = 0
         self._owner = os.getpid()
         self._folder = ""
         self._limits = Limits()
+        try:
+            user, claim = claimed_user() if level.own_user else (None, None)
+        except NoUser as error:
+            raise SandboxFailed(str(error)) from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control = ours
-        first, number = _USERS
-        user = first + (os.getpid() * 7 + next(self._counter)) % number
+        passed = [theirs] if claim is None else [theirs, claim]
         setup = {
             "level": level.name,
-            "user": user if level.own_user else None,
+            "user": user,
             "has_proc": level.has_proc,
-            "scratch": _SCRATCH if level.name == "bubblewrap" else self._make_folder(),
+            "scratch": _SCRATCH if level.name == "bubblewrap" else self._name_folder(),
             "readable": [*_readable(level.python), *readable],
             "devices": [f"/dev/{name}" for name in _DEVICES],
             "preload": _PRELOAD[role],
@@ -202,14 +204,15 @@ class Sandbox:
             [*_bubblewrap(level, readable), *python],
             # Of this the program sees nothing; sets and dicts shall have one order in all runs.
             env={"PYTHONHASHSEED": "0"} if level.name != "bubblewrap" else {},
-            pass_fds=[theirs.fileno()],
+            pass_fds=[end.fileno() for end in passed],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,  # it outlives us by a moment, to kill what it has started
             cwd="/",
         )
-        theirs.close()
+        for end in passed:
+            end.close()
         try:
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
             ours.settimeout(_START_LIMIT)
@@ -293,13 +296,14 @@ class Sandbox:
         if self._process.stderr is not None:
             self._process.stderr.close()
         if self._folder:
-            subprocess.run(["/bin/rm", "-rf", self._folder], check=False)
+            remove(self._folder)
 
-    def _make_folder(self) -> str:
+    def _name_folder(self) -> str:
+        """Where the supervisor makes a folder. It and `close` both remove it, as each may die."""
         import tempfile
 
-        self._folder = os.path.realpath(tempfile.mkdtemp(prefix="sandbox-"))
-        os.chmod(self._folder, 0o711)  # a program's own user passes through
+        name = f"sandbox-{secrets.token_hex(8)}"
+        self._folder = os.path.join(os.path.realpath(tempfile.gettempdir()), name)
         return self._folder
 
     def _said(self) -> str:

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxrl_vr.verifiers import sandbox_filter, sandbox_kernel
 
@@ -56,6 +56,9 @@ def main(control_number: int, setup: dict[str, Any], tasks: dict[str, Task]) -> 
       tasks: what a program's process can do, by the name that an order gives.
     """
     control = socket.socket(fileno=control_number)
+    if setup["level"] != "bubblewrap":
+        os.mkdir(setup["scratch"])
+        os.chmod(setup["scratch"], 0o711)  # a program's own user passes through
     for name in _WORTH_HAVING.split() + setup["preload"]:
         __import__(name)
     gc.freeze()  # a collection in a task would copy what is shared
@@ -63,17 +66,35 @@ def main(control_number: int, setup: dict[str, Any], tasks: dict[str, Task]) -> 
     if setup["level"] != "bubblewrap":
         sandbox_kernel.set_inspectable(False)
     os.umask(0o022)
-    control.send(b"ready")
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        control.send(b"ready")
     while True:
-        order, files, _, _ = socket.recv_fds(control, _ORDER, MAX_FILES)
+        order, files = _heard(control)
         if not order:
-            os._exit(0)
+            _end(setup)
         if order == b"kill":
             continue  # crossed with the end of the task
         limits = setup | marshal.loads(order)
         job = _run(control, limits, files, tasks)
         if job is not None:
             return job
+
+
+def _heard(control: socket.socket) -> tuple[bytes, list[int]]:
+    """What the host says, with open files; nothing once it has hung up."""
+    try:
+        said, files, _, _ = socket.recv_fds(control, _ORDER, MAX_FILES)
+    except ConnectionResetError:  # it hung up without having read what we said
+        return b"", []
+    return said, files
+
+
+def _end(setup: dict[str, Any]) -> NoReturn:
+    """Ends the supervisor. A host that was killed removes nothing, so this does."""
+    _sweep()
+    if setup["level"] != "bubblewrap":
+        remove(setup["scratch"])
+    os._exit(0)
 
 
 def _run(
@@ -135,11 +156,21 @@ def _scratch(order: dict[str, Any]) -> Iterator[str]:
         yield path
     finally:
         if os.getpid() == supervisor:
-            with contextlib.suppress(OSError):
-                os.rmdir(path)
-        if os.getpid() == supervisor and os.path.lexists(path):
-            # rm removes what no program of ours does: a hundred thousand folders in each other.
-            subprocess.run(["/bin/rm", "-rf", path], check=False, stderr=subprocess.DEVNULL)
+            remove(path)
+
+
+def remove(folder: str) -> None:
+    """Removes a folder and whatever a program has put there."""
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
+    # rm removes what no program of ours does: a hundred thousand folders in each other. Of folders
+    # that their owner has closed to himself, it does not.
+    for command in (["rm", "-rf"], ["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+        if not os.path.lexists(folder):
+            return
+        subprocess.run(
+            [f"/bin/{command[0]}", *command[1:], folder], check=False, stderr=subprocess.DEVNULL
+        )
 
 
 def _first_process(order: dict[str, Any], report: int, files: list[int]) -> None:
@@ -284,9 +315,8 @@ def _watch(
             if ended in ready:
                 return ""
             if control in ready:
-                if not control.recv(_ORDER):
-                    _sweep()
-                    os._exit(0)
+                if not _heard(control)[0]:
+                    _end(order)
                 return "killed"
             if excess := _excess(first, order, scratch):
                 return excess

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
+import copy
+import functools
 import json
+import math
 import operator
 import os
 import random
@@ -192,7 +196,18 @@ class _Server:
     def _do(self, operation: str, arguments: list[Any]) -> Any:
         if operation == "global":
             return getattr(self._module, arguments[0])
+        if operation in ("exit", "aexit"):
+            manager, error = arguments
+            arguments = [manager, error and self._error(*error)]
         return _OPERATIONS[operation](*arguments)
+
+    def _error(self, name: str, *args: Any) -> BaseException:
+        """An error of the tests as one of the program's."""
+        kind = getattr(self._module, name, getattr(builtins, name, None))
+        if isinstance(kind, type) and issubclass(kind, BaseException):
+            with contextlib.suppress(Exception):
+                return kind(*args)
+        return RuntimeError(*args)
 
     def _encode(self, value: Any) -> str:
         return encode(value, self._number)
@@ -229,8 +244,7 @@ class _Server:
             if message[0] == "returned":
                 return decode(json.dumps(message[1]), self._object)
             if message[0] == "raised":
-                error = getattr(builtins, message[1], RuntimeError)
-                raise error(message[2])
+                raise self._error(*message[1:])
             self._answer(message)
 
 
@@ -275,28 +289,45 @@ def _plain(value: Any) -> Any:
     return list(list.__iter__(value)) if isinstance(value, list) else None
 
 
+def _triple(error: BaseException | None) -> tuple[Any, Any, None]:
+    return None if error is None else type(error), error, None
+
+
+def _awaited(awaitable: Any) -> Any:
+    async def wait() -> Any:
+        return await awaitable
+
+    return _loop().run_until_complete(wait())
+
+
+@functools.cache
+def _loop() -> Any:
+    import asyncio
+
+    return asyncio.new_event_loop()
+
+
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "call": lambda function, args, kwargs: function(*args, **kwargs),
-    "getattr": getattr,
-    "setattr": setattr,
     "eq": _are_equal,
     "plain": _plain,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "bool": bool,
-    "len": len,
-    "iter": iter,
-    "next": next,
-    "getitem": operator.getitem,
-    "setitem": operator.setitem,
-    "contains": operator.contains,
-    "str": str,
-    "repr": repr,
-    "hash": hash,
-    "isinstance": isinstance,
+    **{f.__name__: f for f in (getattr, setattr, delattr, isinstance, issubclass, hash)},
+    **{f.__name__: f for f in (bool, int, float, complex, bytes, str, repr, format, round)},
+    **{f.__name__: f for f in (len, iter, next, reversed, divmod, math.trunc, math.floor)},
+    **{f.__name__: f for f in (math.ceil, copy.copy, copy.deepcopy)},
+    **{
+        name: getattr(operator, f"__{name}__")
+        for name in (
+            "lt le gt ge add sub mul matmul truediv floordiv mod pow lshift rshift and xor or "
+            "iadd isub imul imatmul itruediv ifloordiv imod ipow ilshift irshift iand ixor ior "
+            "neg pos abs invert index getitem setitem delitem contains"
+        ).split()
+    },
+    "enter": lambda manager: type(manager).__enter__(manager),
+    "exit": lambda manager, error: type(manager).__exit__(manager, *_triple(error)),
+    "aenter": lambda manager: _awaited(type(manager).__aenter__(manager)),
+    "aexit": lambda manager, error: _awaited(type(manager).__aexit__(manager, *_triple(error))),
+    "await": _awaited,
+    "aiter": lambda items: type(items).__aiter__(items),
+    "anext": lambda items: _awaited(type(items).__anext__(items)),
 }

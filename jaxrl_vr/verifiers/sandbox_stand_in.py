@@ -1,21 +1,21 @@
-"""The program as its tests see it: stand-ins that ask it over a socket, and get data back.
+"""The program as its tests see it: it is asked over a socket, and data comes back.
 
 What comes back is built here, of Python's own types. An object of the program that has no form as
-data is a `StandIn`, which equals no data, whatever its class says. Runs inside the sandbox:
-standard library only.
+data is a `StandIn` (`sandbox_object`), which equals no data, whatever its class says. Runs inside
+the sandbox: standard library only.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, cast
 
 from jaxrl_vr.verifiers import sandbox_link
+from jaxrl_vr.verifiers.sandbox_object import Coroutine, StandIn, told
 from jaxrl_vr.verifiers.sandbox_values import Unreadable, decode, encode
 
-_SHOWN = 200  # characters of a message that go to the program
 _KNOWN_EXCEPTIONS = ("builtins", "json.decoder", "decimal")
 
 
@@ -96,8 +96,7 @@ class Program:
         except sandbox_link.Ended:
             raise
         except BaseException as error:
-            told = [type(error).__name__, str(error)[:_SHOWN]]
-            self._send(json.dumps(["raised", *told]))
+            self._send(json.dumps(["raised", *(told(error) or [])]))
         else:
             self._send(f'["returned",{result}]')
 
@@ -120,7 +119,11 @@ class Program:
     def _stand_in(self, number: int, name: str) -> Any:
         if number < 0:
             return self._functions[-number - 1]
-        return self._stand_ins.setdefault(number, StandIn(self, number, name))
+        kind = Coroutine if name == "coroutine" else StandIn
+        found = self._stand_ins.setdefault(number, kind(self, number, name))
+        # Where a value was due, an object that the tests have made may come back in its place.
+        found.__dict__["_is_made"] = False
+        return found
 
     def exception(self, kinds: list[Any]) -> type[BaseException]:
         """The class here for one of the program's, told by names from itself to its last base."""
@@ -172,100 +175,6 @@ class Program:
         return sandbox_link.Ended("the program answers what is no answer")
 
 
-class StandIn:
-    """An object of the program that has no form as data. It equals no data."""
-
-    def __init__(self, program: Program, number: int, name: str) -> None:
-        self.__dict__.update(_program=program, _number=number, _name=name)
-
-    def _do(self, operation: str, *arguments: Any) -> Any:
-        return self._program.do(operation, self, *arguments)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._program.do("call", self, list(args), kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return self._do("getattr", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._do("setattr", name, value)
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, StandIn):
-            return self is other or self._do("eq", other) is True
-        content = self._do("plain") if isinstance(other, list | dict | set) else None
-        return content is not None and content == other
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        content = self._do("hash")
-        return hash(content) if type(content) is int else 0
-
-    def __bool__(self) -> bool:
-        return self._do("bool") is True
-
-    def __lt__(self, other: Any) -> bool:
-        return self._compare("lt", other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._compare("le", other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._compare("gt", other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._compare("ge", other)
-
-    def _compare(self, operation: str, other: Any) -> bool:
-        if not isinstance(other, StandIn):
-            return NotImplemented  # the program's own comparison with data could say anything
-        return self._do(operation, other) is True
-
-    def __add__(self, other: Any) -> Any:
-        return self._do("add", other) if isinstance(other, StandIn) else NotImplemented
-
-    def __sub__(self, other: Any) -> Any:
-        return self._do("sub", other) if isinstance(other, StandIn) else NotImplemented
-
-    def __mul__(self, other: Any) -> Any:
-        return self._do("mul", other) if isinstance(other, StandIn | int) else NotImplemented
-
-    def __len__(self) -> int:
-        return self._do("len")
-
-    def __iter__(self) -> Iterator[Any]:
-        iterator = self._do("iter")
-        while True:
-            try:
-                item = self._program.do("next", iterator)
-            except StopIteration:
-                return
-            yield item
-
-    def __next__(self) -> Any:
-        return self._do("next")
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._do("getitem", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._do("setitem", key, value)
-
-    def __str__(self) -> str:
-        return str(self._do("str"))
-
-    def __repr__(self) -> str:
-        return f"<{self._name} of the program>"
-
-    def __instancecheck__(self, value: Any) -> bool:
-        return isinstance(value, StandIn) and self._do_isinstance(value)
-
-    def _do_isinstance(self, value: StandIn) -> bool:
-        return self._program.do("isinstance", value, self) is True
-
-
 class Global:
     """A name of the program whose value is asked for when it is used."""
 
@@ -275,7 +184,11 @@ class Global:
 
     def value(self) -> Any:
         """The value now: data, or a stand-in."""
-        return self._program.do("global", self._name)
+        value = self._program.do("global", self._name)
+        if isinstance(value, StandIn):
+            # That it is a class is not for the program to say: `f` could be one.
+            value.__dict__["_is_class"] = self._name[:1].isupper()
+        return value
 
     def _resolved(self) -> StandIn:
         value = self.value()

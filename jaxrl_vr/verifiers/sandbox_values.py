@@ -68,9 +68,11 @@ def _encode(value: Any, handle: Callable[[Any], int], depth: int) -> str:
         return f'{{"{kind.__name__}":{json.dumps(value.decode("latin-1"))}}}'
     if kind is complex:
         return f'{{"complex":["{value.real!r}","{value.imag!r}"]}}'
-    if kind is range:
+    if kind in (range, slice):
         parts = (value.start, value.stop, value.step)
-        return f'{{"range":[{_items(parts, handle, depth)}]}}'
+        return f'{{"{kind.__name__}":[{_items(parts, handle, depth)}]}}'
+    if value is ...:
+        return '{"ellipsis":null}'
     if _is_of_stdlib(kind):
         return f'{{"{kind.__name__}":{json.dumps(repr(value))}}}'
     if issubclass(kind, tuple) and isinstance(getattr(kind, "_fields", None), tuple):
@@ -172,5 +174,7 @@ _DECODERS: dict[str, Callable[[Any, Callable[[int, str], Any]], Any]] = {
     "bytearray": lambda content, handle: bytearray(content.encode("latin-1")),
     "complex": lambda content, handle: complex(float(content[0]), float(content[1])),
     "range": lambda content, handle: range(*_decode(content, handle)),
+    "slice": lambda content, handle: slice(*_decode(content, handle)),
+    "ellipsis": lambda content, handle: ...,
     **{name: _of_stdlib for names in _STDLIB.values() for name in names},
 }

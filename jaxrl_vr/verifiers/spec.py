@@ -11,8 +11,10 @@ from jaxrl_vr.config import parse
 from jaxrl_vr.types import Example
 from jaxrl_vr.verifiers.code_tests import CodeTests
 from jaxrl_vr.verifiers.command import Command
-from jaxrl_vr.verifiers.compose import First, Gate, Product, Single, Singles, Weighted
+from jaxrl_vr.verifiers.compose import First, Gate, Product, Single, Singles, Weighted, named
 from jaxrl_vr.verifiers.custom import Custom
+from jaxrl_vr.verifiers.json_schema import JsonSchema
+from jaxrl_vr.verifiers.reasoning_gym import ReasoningGym
 from jaxrl_vr.verifiers.remote import Http, Judge
 from jaxrl_vr.verifiers.sql import Sql
 
@@ -38,8 +40,11 @@ def parts(verifier: Verifier) -> list[Single]:
     return verifier.singles if isinstance(verifier, _COMPOSITIONS) else [verifier]
 
 
-Loading = Custom | CodeTests | Command | Http | Judge
+Loading = Custom | CodeTests | Command | Http | Judge | JsonSchema | ReasoningGym
 """Verifiers that have something to load, which may fail and takes time."""
+
+_OPEN = Custom | Command | Http
+"""Verifiers whose scores hold what somebody else's code puts there."""
 
 Patient = CodeTests | Sql | Command | Http | Judge
 """Verifiers that keep limits on time themselves."""
@@ -53,6 +58,19 @@ def loads(verifier: Verifier) -> list[Loading]:
 def patience(verifier: Verifier) -> float:
     """Seconds that a response may take because the verifier keeps longer limits itself, or 0."""
     return sum(part.patience for part in parts(verifier) if isinstance(part, Patient))
+
+
+def has_component(verifier: Verifier, component: str, source: str) -> bool:
+    """Whether its scores of examples of a data source may have a component of this name.
+
+    A custom verifier, a command and a service may give any; else components are parts.
+    """
+    if not isinstance(verifier, _COMPOSITIONS):
+        return isinstance(verifier, _OPEN)
+    return any(
+        component == part or (isinstance(single, _OPEN) and component.startswith(f"{part}/"))
+        for part, single in named(verifier, source).items()
+    )
 
 
 def name(verifier: Verifier) -> str:
@@ -77,7 +95,7 @@ def check_references(examples: Iterable[Example]) -> None:
       ValueError: the first that has none, with its source and id.
     """
     for example in examples:
-        if not example.reference.strip() and _compares(build(example.verifier), example.source):
+        if not example.reference.strip() and compares(build(example.verifier), example.source):
             raise ValueError(
                 f"source {example.source!r}, example {example.id!r}: it has no reference, and its "
                 f"verifier {name(build(example.verifier))!r} compares with one: name the field "
@@ -85,7 +103,7 @@ def check_references(examples: Iterable[Example]) -> None:
             )
 
 
-def _compares(verifier: Verifier, source: str) -> bool:
+def compares(verifier: Verifier, source: str) -> bool:
     """Whether it compares examples of a data source with their reference."""
     if isinstance(verifier, First):
         case = verifier.case(source)

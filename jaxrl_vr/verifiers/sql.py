@@ -66,7 +66,7 @@ class Sql(Config):
 
     def answer(self, example: Example, response: str) -> str | None:
         """The query in `response`, or None if there is none."""
-        text = after_thinking(str(example.prompt), response)
+        text = after_thinking(example.prompt, response)
         if text is None:
             return None
         query = last_fence(text, ("sql", "sqlite")) if self.extract == "fence" else text

@@ -110,6 +110,23 @@ def test_components_of_scores():
     np.testing.assert_array_equal(samples_of(GROUPS, decode, 9).component("any"), np.zeros((4, 3)))
 
 
+def test_each_component_is_a_metric_over_those_that_have_it():
+    def scored(verdict, **components):
+        score = Score(1.0, verdict, components)
+        return dataclasses.replace(rollout(1, verdict), score=score)
+
+    groups = [
+        group(scored("right", math=1.0, format=0.5), scored("wrong", math=0.0)),
+        group(scored("unscorable", math=5.0), scored("no_answer", **{"math/steps": 2.0})),
+    ]
+    metrics = group_metrics(groups)
+    assert {name: x for name, x in metrics.items() if name.startswith("component/")} == {
+        "component/format": Mean(0.5, 1),
+        "component/math": Mean(1.0, 2),
+        "component/math/steps": Mean(2.0, 1),
+    }
+
+
 def test_group_metrics_by_hand():
     # Scored: lengths 4 6 | 3 5 2 | 8 7 1 | 1 1, ten rollouts of 38 tokens; right are 4 3 5 2 1.
     assert group_metrics(GROUPS) == {

@@ -3,7 +3,8 @@
 import pytest
 from inprocess import ONES, call, config, rl
 
-from jaxrl_vr.config import parse
+from jaxrl_vr.config import load, parse
+from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.imitation import LmMix
 from jaxrl_vr.train.rl_stage import RlStage
 
@@ -239,6 +240,67 @@ def test_texts_that_are_not_there_are_named(tmp_path, capsys):
     assert "stages.rl.lm_mix.data: no [[data]] is named 'one'; did you mean 'ones'?" in said
     shown = call(capsys, "train", path, "--dry-run", 'stages.rl.lm_mix.data=["ones"]')
     assert "texts mixed in         2 per optimizer step" in shown
+
+
+GDPO = 'advantage = { type = "multi_reward_norm", weights = { math = 1.0, format = 0.5 } }'
+GATE = 'shaping = [{ type = "format_gate" }]'
+SHARE = 'shaping = [{ type = "language_consistency" }]'
+FORMAT = '{ verifier = { type = "format" } }'
+WEIGHTED = (
+    'verifier = { type = "weighted", parts = [{ verifier = { type = "math_answer" }, name = '
+    f'"math" }}, {FORMAT}] }}'
+)
+FIRST = (
+    'verifier = { type = "first", cases = [{ sources = ["ones"], verifier = { type = "language", '
+    'language = "en" } }, { verifier = { type = "format" } }] }'
+)
+EXACT = 'verifier = { type = "exact" }'
+OPEN = 'verifier = { type = "command", argv = ["judge"] }'
+PARTS_OF = "{ type = 'weighted', parts = [{ verifier = { type = "
+UNREAD = {
+    "gate-of-the-tasks-own": (GATE, "", "", "ones", "format"),
+    "gate-of-one-verifier": (GATE, EXACT, WEIGHTED, "ones", "format"),
+    "gate-of-some-sources": (GATE, WEIGHTED, "", "twos", "format"),
+    "gate-of-another-case": (GATE, FIRST, FIRST, "ones", "format"),
+    "share-of-no-source": (SHARE, WEIGHTED, WEIGHTED, "ones", "language"),
+    "none-of-the-rewards": (GDPO, WEIGHTED, EXACT, "twos", "math"),
+    "one-of-the-rewards": (GDPO, FIRST, FIRST, "ones", "math"),
+}
+READ = {
+    "gate": (GATE, WEIGHTED, WEIGHTED),
+    "share-of-some-sources": (SHARE, FIRST, FIRST),
+    "rewards": (GDPO, WEIGHTED, WEIGHTED),
+    "rewards-of-some-sources": (GDPO, WEIGHTED, FIRST),
+    "what-cannot-be-known": (GATE, OPEN, OPEN),
+}
+
+
+def two_sources(folder, more, ones, twos):
+    data = "".join(
+        f'[[data]]\nname = "{name}"\ntype = "arithmetic"\ndigits = 1\n{verifier}\n'
+        for name, verifier in (("ones", ones), ("twos", twos))
+    )
+    stage = rl("rl", more=more).replace('data = ["ones"]', 'data = ["ones", "twos"]')
+    return config(folder, stage, data=data)
+
+
+@pytest.mark.parametrize("more, ones, twos, source, component", UNREAD.values(), ids=UNREAD)
+def test_components_that_no_verifier_gives_are_refused(
+    tmp_path, more, ones, twos, source, component
+):
+    with pytest.raises(ValueError) as refused:
+        load(RunConfig, [two_sources(tmp_path, more, ones, twos)], [])
+    said = str(refused.value)
+    what = "advantage: 'multi_" if more == GDPO else f"shaping: '{more.split(chr(34))[1]}"
+    assert f"stages.rl.{what}" in said
+    assert f"reads the component {component!r} of scores, and the verifier of source" in said
+    assert f"source {source!r} gives none" in said
+    assert f"data.{source}.verifier = {PARTS_OF}" in said and f"name = {component!r}" in said
+
+
+@pytest.mark.parametrize("more, ones, twos", READ.values(), ids=READ)
+def test_components_that_some_verifier_may_give_pass(tmp_path, more, ones, twos):
+    assert len(load(RunConfig, [two_sources(tmp_path, more, ones, twos)], []).data) == 2
 
 
 def test_texts_fit_the_row_and_the_context():

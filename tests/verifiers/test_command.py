@@ -74,6 +74,50 @@ def test_what_is_no_judgement_is_said(script, said):
         shell(script)(Example("0", "q"), "r")
 
 
+FAILS = """
+import json, sys
+said = json.load(sys.stdin)
+if said["response"] in HARMLESS:
+    print(0.5)
+elif said["response"] == "exits":
+    raise SystemExit("cannot read that")
+elif said["response"] == "says":
+    print("hm")
+elif said["response"] == "more":
+    print(1e300)
+"""
+
+
+@pytest.mark.parametrize("harmless", ["", "4"], ids=["empty", "reference"])
+@pytest.mark.parametrize(
+    ("response", "said"),
+    [("exits", "exit status 1"), ("says", "no JSON"), ("more", "finite"), ("?", "no JSON")],
+)
+def test_a_response_that_breaks_a_command_that_works_is_wrong(harmless, response, said):
+    script = FAILS.replace("HARMLESS", repr([harmless]))
+    verifier = Command(argv=("python3", "-c", script), limits=LIMITS)
+    score = verifier(Example("0", "q", "4"), response)
+    assert (score.value, score.verdict) == (0.0, "wrong")
+    assert score.reason.startswith("limit: ") and score.reason.endswith(", twice")
+    assert said in score.reason
+    broken = Command(argv=("python3", "-c", FAILS.replace("HARMLESS", "[]")), limits=LIMITS)
+    with pytest.raises(BadScore, match=said):
+        broken(Example("0", "q", "4"), response)
+
+
+def test_a_bad_reference_is_not_blamed_on_a_response():
+    script = (
+        "import json, sys; said = json.load(sys.stdin)\n"
+        "print(float(int(said['response']) == int(said['reference'])))"
+    )
+    verifier = Command(argv=("python3", "-c", script), limits=LIMITS)
+    assert verifier(Example("0", "q", "4"), "4").verdict == "right"
+    score = verifier(Example("0", "q", "4"), "four")
+    assert (score.verdict, score.reason) == ("wrong", "limit: python3 failed: exit status 1, twice")
+    with pytest.raises(BadScore, match="exit status 1"):
+        verifier(Example("0", "q", "four"), "4")
+
+
 def test_a_command_that_is_missing_is_said():
     with pytest.raises(BadScore, match="no-such-checker failed: FileNotFoundError"):
         Command(argv=("no-such-checker",), limits=LIMITS)(Example("0", "q"), "r")

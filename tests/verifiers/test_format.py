@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_vr.types import Example
+from jaxrl_vr.types import Example, Message
 from jaxrl_vr.verifiers.format import Format
 
 PLAIN = Example(id="0", prompt="Assistant:")
@@ -40,6 +40,29 @@ def test_value(task, response, value):
     assert score.value == value
     assert score.verdict == ("right" if value else "wrong")
     assert bool(score.reason) == (value == 0.0)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "response", "value"),
+    [
+        ("Assistant: <think>\nOkay, ", "so</think><answer>b</answer>", 1.0),
+        ("Assistant: <think>\nOkay, ", "</think><answer>b</answer>", 1.0),
+        ("Assistant: <think>\nOkay, ", "<think>so</think><answer>b</answer>", 0.0),
+        ("<|assistant|>\n<think>Okay", "so</think><answer>b</answer>", 1.0),
+        ("<think>x</think>\n<answer>It is", " b</answer>", 1.0),
+        ("<think>x</think>\n<answer>It is", " b", 0.0),
+        # What the user says of a tag opens none.
+        ("First think in <think>, then answer.\nAssistant:", "a</think><answer>b</answer>", 0.0),
+        ("Think in <think>, then answer.", "<think>a</think><answer>b</answer>", 1.0),
+        ("Form: <think>x</think><answer>y</answer>", "<think>a</think><answer>b</answer>", 1.0),
+        ((Message("user", "q"), Message("assistant", "Well: <think>I")), "</think>", 0.0),
+        ((Message("user", "q"), Message("assistant", "<think>I")), "</think><answer>b</answer>", 1),
+        ((Message("user", "<think>"),), "<think>a</think><answer>b</answer>", 1.0),
+        ((), "<think>a</think><answer>b</answer>", 1.0),
+    ],
+)
+def test_what_the_prompt_has_begun(prompt, response, value):
+    assert Format()(Example(id="0", prompt=prompt), response).value == value
 
 
 def test_prompt_that_opened_the_second_block():

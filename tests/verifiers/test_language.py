@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_vr.types import Example
+from jaxrl_vr.types import Example, Message
 from jaxrl_vr.verifiers.language import Language
 from jaxrl_vr.verifiers.spec import build
 
@@ -83,7 +83,10 @@ def test_language_of_the_prompt():
     verifier = build({"type": "language", "language": "prompt"})
     assert verifier(TASK, ENGLISH).value == 1.0
     assert verifier(Example(id="0", prompt="Was ist die Summe der Zahlen?"), ENGLISH).value == 0.0
+    chat = (Message("user", "Was ist die Summe der Zahlen?"),)
+    assert verifier(Example(id="0", prompt=chat), ENGLISH).value == 0.0
     assert verifier(Example(id="0", prompt="1+1="), ENGLISH).verdict == "unscorable"
+    assert verifier(Example(id="0", prompt=(Message("user", "1"),)), "a").verdict == "unscorable"
 
 
 def test_component_for_the_shaping():

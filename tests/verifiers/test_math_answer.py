@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_vr.types import Example
+from jaxrl_vr.types import Example, Message
 from jaxrl_vr.verifiers.equality import canonical, equal
 from jaxrl_vr.verifiers.math_answer import MathAnswer, math_answer
 
@@ -207,6 +207,20 @@ def test_list_of_boxes_is_one_answer():
     assert math_answer(example("1, 2"), r"first \boxed{1}, then \boxed{2}").verdict == "right"
     assert math_answer(example("2"), r"first \boxed{1}, then \boxed{2}").verdict == "wrong"
     assert math_answer(example("1, 2"), r"\boxed{1}, sorry, \boxed{2}").verdict == "wrong"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "User: 2+3? Assistant: <think>\nOkay, ",
+        (Message("user", "2+3?"), Message("assistant", "<think>")),
+        (Message("user", "2+3?"), Message("assistant", "<think> Okay, ")),
+    ],
+)
+def test_thinking_that_the_prompt_has_begun_is_no_answer(prompt):
+    task = Example("0", prompt, "5")
+    assert MathAnswer()(task, r"so \boxed{5}").verdict == "no_answer"
+    assert MathAnswer()(task, r"so \boxed{6}</think> \boxed{5}").verdict == "right"
 
 
 def test_thinking_opened_by_the_prompt():

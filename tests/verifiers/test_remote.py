@@ -82,9 +82,11 @@ def test_what_may_pass_is_tried_again():
 @pytest.mark.parametrize(
     ("replies", "settings", "said", "count"),
     [
-        ([(400, "bad")], {}, "said 400 bad", 1),
-        ([(302, "", {"Location": "/other"})], {}, "said 302", 1),
-        ([(500, "down")], {"retries": 1}, "said 500 down", 2),
+        # Those that a response may bring about are asked about two harmless ones as well.
+        ([(400, "bad")], {}, "said 400 bad", 3),
+        ([(302, "", {"Location": "/other"})], {}, "said 302", 3),
+        ([(500, "down")], {"retries": 1}, "said 500 down", 6),
+        ([(502, "down")], {"retries": 1}, "said 502 down", 2),
         ([(503, "", {"Retry-After": "20"})], {"deadline": 5.0}, "said 503", 1),
     ],
 )
@@ -93,6 +95,48 @@ def test_a_server_that_fails_makes_unscorable(replies, settings, said, count):
         score = ask(url, **settings)
     assert score.verdict == "unscorable" and said in score.reason
     assert len(requests) == count
+
+
+@pytest.mark.parametrize("harmless", ["", "4"], ids=["empty", "reference"])
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        *(((code, "no"), f"said {code} no") for code in (400, 403, 413, 422, 500)),
+        ((200, "thinking ..."), "no JSON, twice"),
+        ((200, " " * (1 << 20) + "1"), "more than 1048576 bytes"),
+    ],
+    ids=["bad", "forbidden", "too-long", "unprocessable", "crash", "no-judgement", "flood"],
+)
+def test_a_response_at_which_a_server_fails_that_works_is_wrong(harmless, reply, said):
+    def judge(body):
+        return (200, "0.5") if body["response"] == harmless else reply
+
+    with served(judge) as (url, requests):
+        score = ask(url, response="hostile", retries=0)
+    assert (score.value, score.verdict) == (0.0, "wrong")
+    assert score.reason.startswith("limit: ") and said in score.reason
+    asked = [body["response"] for _, body in requests]
+    assert asked == ["hostile"] * (1 + ("twice" in said)) + ["", "4"][: 1 + (harmless == "4")]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [(200, '{"value": 0, "verdict": "unscorable"}'), (503, ""), (200, "?")],
+    ids=["reference", "busy", "no-judgement"],
+)
+def test_a_server_that_judges_nothing_harmless_makes_unscorable(reply):
+    def judge(body):
+        return (400, "bad") if body["response"] == "r" else reply
+
+    with served(judge) as (url, _):
+        score = ask(url, retries=0)
+    assert score.verdict == "unscorable" and "said 400 bad" in score.reason
+
+
+def test_one_failure_is_chance():
+    with served((200, "Starting up"), (200, "1")) as (url, requests):
+        assert ask(url).verdict == "right"
+    assert len(requests) == 2
 
 
 def test_no_server_makes_unscorable():
@@ -218,6 +262,19 @@ def test_no_answer_is_not_asked_about_and_no_grade_is_none():
     assert score.reason.startswith("limit: the judge gave no grade")
     with pytest.raises(BadScore, match="no chat completion"):
         judged((200, "{}"))
+
+
+def test_an_answer_that_is_too_long_for_a_judge_is_wrong():
+    def reply(body):
+        is_long = len(body["messages"][0]["content"]) > 1000
+        return (400, "maximum context length") if is_long else chat("Grade: 0")
+
+    score, requests = judged(reply, "4" * 1000)
+    assert (score.value, score.verdict) == (0.0, "wrong")
+    assert "said 400 maximum context length" in score.reason and len(requests) == 2
+    # Where the prompt is too long by itself, nobody's answer can be judged.
+    score, _ = judged(reply, "4", template="x" * 1001 + "{answer}")
+    assert score.verdict == "unscorable"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -121,6 +122,45 @@ def test_verifiers_are_plugged_in_by_name_and_told_by_overrides(tmp_path, capsys
     assert "verdict     wrong, value 0" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("field", ["source", "dataset"])
+def test_the_source_of_a_line_chooses_its_verifier(tmp_path, field):
+    lines = [{"gold": "1/2", "response": "0.5", field: name} for name in ("text", "sums", "other")]
+    lines.append({"gold": "1/2", "response": "0.5"})
+    source, out = written(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    cases = (
+        '[{verifier = {type = "exact"}, sources = ["text"]}, '
+        '{verifier = {type = "math_answer"}, sources = ["sums"]}]'
+    )
+    named = [] if field == "source" else ["fields.source=dataset"]
+    call(source, "--verifier", "first", f"verifier.cases={cases}", *named, "--out", out)
+    found = [json.loads(line) for line in out.read_text().splitlines()]
+    verdicts = ["wrong", "right", "unscorable", "unscorable"]
+    assert [line["verdict"] for line in found] == verdicts
+    assert [line["components"] for line in found[:2]] == [{"exact": 0.0}, {"math_answer": 1.0}]
+    assert "no case is for the source 'other'" in found[2]["reason"]
+
+
+def test_a_line_needs_a_reference_where_its_case_compares_with_one(tmp_path):
+    spec = {
+        "type": "first",
+        "cases": [
+            {"verifier": {"type": "format"}, "sources": ["form"]},
+            {"verifier": {"type": "exact"}},
+        ],
+    }
+    lines = [{"response": "x", "source": "form"}, {"response": "x", "source": "text"}]
+    path = written(tmp_path / "in.jsonl", lines)
+    found = list(records(path, Fields(), spec, needs_reference=True))
+    assert [record.fault[:22] for record in found] == ["", "line 2: no field 'refe"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LINES[0]).encode())
+    (found,) = records(path, Fields(), {}, needs_reference=True)
+    assert (found.id, found.example.reference, found.fault) == ("a", "1/2", "")
+
+
 def test_explain_prints_each_stage(capsys):
     call("--verifier", "math_answer", "--explain", "x < 3", r"<think>a</think>\boxed{(-\infty,3)}")
     said = [line[:11].strip() for line in capsys.readouterr().out.splitlines()]
@@ -144,11 +184,16 @@ def test_explain_prints_each_stage(capsys):
         (["in.jsonl", "--verifier", "exact", "--out", "no/such/x"], "--out no/such/x"),
         (["in.jsonl", "--verifier", "exact", "verifier.befor=x"], "verifier.befor"),
         (["in.jsonl", "--verifier", "custom", "verifier.path=no_such:f"], "cannot import"),
+        (["nosuch.jsonl", "--verifier", "exact"], "nosuch.jsonl: there is no such file; name"),
+        (["folder", "--verifier", "exact"], "folder: is a folder; name a file of JSON Lines"),
+        (["empty.jsonl", "--verifier", "exact"], "empty.jsonl: it is empty; write one JSON object"),
     ],
 )
 def test_faults_name_their_fix(tmp_path, monkeypatch, capsys, args, said):
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "in.jsonl", LINES)
+    written(tmp_path / "empty.jsonl", ["\n", " \n"])
+    (tmp_path / "folder").mkdir()
     call(*args, code=2)
     assert said in capsys.readouterr().err
 
@@ -199,6 +244,27 @@ def test_quantiles():
     values = [float(i) for i in range(1, 101)]
     assert [quantile(values, share) for share in (0.5, 0.95, 0.99, 1.0)] == [50, 95, 99, 100]
     assert quantile([7.0], 0.5) == 7.0
+
+
+def test_progress_is_shown_where_somebody_watches(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time\n\ndef score(example, response):\n    time.sleep(1.2)\n    return True\n"
+    )
+    written(tmp_path / "in.jsonl", [{"response": "a"}, {"response": "b"}])
+    command = ["verify", "in.jsonl", "--verifier", "custom", "verifier.path=slow:score"]
+    terminal, its_end = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxrl_vr", *command, "pool.workers=1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=its_end,
+    )
+    os.close(its_end)
+    said = os.read(terminal, 1 << 16).decode()
+    os.close(terminal)
+    assert done.returncode == 0 and b"2 lines in" in done.stdout
+    assert "verified 0 lines, 0 lines/s\r" in said and "verified 1 lines, " in said
 
 
 def test_ctrl_c_ends_cleanly(tmp_path):
