@@ -457,3 +457,10 @@ cli.main()
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment())
     assert done.returncode == 0
+
+
+def test_compiled_programs_are_kept_in_the_users_cache(tmp_path):
+    caches = {"XDG_CACHE_HOME": str(tmp_path), "JAX_COMPILATION_CACHE_DIR": ""}
+    args = "eval", ROOT / "configs" / "quickstart.toml", f"run_dir={tmp_path / 'run'}"
+    subprocess.run(command(*args), env=environment(**caches), check=True, capture_output=True)
+    assert any((tmp_path / "jaxrl_vr" / "compiled").iterdir())

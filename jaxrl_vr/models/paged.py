@@ -107,7 +107,8 @@ def write(layer: Layer, across: bool, page: jax.Array, offset: jax.Array, new: L
     keys, values = layer
     k, v = (a.astype(values.dtype) for a in new)
     if across:
-        return keys.at[page, :, :, offset].set(k, mode="drop"), _rows(values, page, offset, v)
+        keys = keys.at[page, :, :, offset].set(k, mode="drop")
+        return keys, values.at[page, :, offset].set(v, mode="drop")
     return _rows(keys, page, offset, k), _rows(values, page, offset, v)
 
 

@@ -16,7 +16,6 @@ from jaxrl_vr.models.paged import DecodePlan, Layer
 
 MASKED = -1e30  # finite, so that what attends to nothing gives a mean and not NaN
 TILE = 8  # shared entries attended at once
-_COLUMN = 256  # tokens of an entry attended at once
 
 
 class Part(NamedTuple):
@@ -145,32 +144,26 @@ def attend_table(
     """
     check("NKMQ, NJ, NJ", q=q, table=table, count=count)
     keys, values = layer
-    N, K, M, _ = q.shape
-    C = values.shape[2]
-    width = max(1, min(_COLUMN // C, table.shape[1]))
-    pad = ((0, 0), (0, -table.shape[1] % width))
-    table, count = jnp.pad(table, pad), jnp.pad(count, pad)
+    places = jnp.arange(values.shape[2])
+    product = "NKMQ,NKQC->NKMC" if across else "NKMQ,NKCQ->NKMC"
 
-    def one(i: jax.Array, part: Part) -> Part:
-        at = jax.lax.dynamic_slice_in_dim(table, i * width, width, axis=1)
-        seen = jax.lax.dynamic_slice_in_dim(count, i * width, width, axis=1)
-        seen = jnp.arange(C)[None, None] < seen[..., None]  # N, width, C
-        k, v = keys[at], values[at]  # N, width, K, ...
-        product = "NKMQ,NJKQC->NKMJC" if across else "NKMQ,NJKCQ->NKMJC"
-        scores = jnp.einsum(product, q, k, preferred_element_type=jnp.float32)
-        scores = jnp.where(seen[:, None, None], scores, MASKED).reshape(N, K, M, width * C)
+    # A page of each row at a time: products over several would move them into another order first,
+    # which costs more on CPU than the products.
+    def one(j: jax.Array, part: Part) -> Part:
+        at = jax.lax.dynamic_index_in_dim(table, j, axis=1, keepdims=False)
+        tokens = jax.lax.dynamic_index_in_dim(count, j, axis=1, keepdims=False)
+        seen = (places[None] < tokens[:, None])[:, None, None]  # N, 1, 1, C
+        v = values[at]
+        scores = jnp.einsum(product, q, keys[at], preferred_element_type=jnp.float32)
+        scores = jnp.where(seen, scores, MASKED)
         peak = jnp.maximum(part.peak, jnp.max(scores, axis=-1))
-        weight = jnp.exp(scores - peak[..., None])
-        weight = jnp.where(seen.reshape(N, 1, 1, width * C), weight, 0.0)
+        weight = jnp.where(seen, jnp.exp(scores - peak[..., None]), 0.0)
         out = jnp.einsum(
-            "NKMJC,NJKCQ->NKMQ",
-            weight.reshape(N, K, M, width, C).astype(v.dtype),
-            v,
-            preferred_element_type=jnp.float32,
+            "NKMC,NKCQ->NKMQ", weight.astype(v.dtype), v, preferred_element_type=jnp.float32
         )
         return _add(part, Part(peak, jnp.sum(weight, axis=-1), out))
 
-    return jax.lax.fori_loop(0, (num_columns + width - 1) // width, one, _nothing(q))
+    return jax.lax.fori_loop(0, num_columns, one, _nothing(q))
 
 
 def merge(a: Part, b: Part) -> jax.Array:

@@ -21,15 +21,17 @@ from jaxrl_vr.models.params import Params
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler import decode
 from jaxrl_vr.sampler.plans import Chunk, decode_plan, extend_plan
-from jaxrl_vr.sampler.programs import Programs, State
-from jaxrl_vr.sampler.residents import Residents, Text, most_pages, shared_prompts
+from jaxrl_vr.sampler.programs import Programs, State, ViewProgram
+from jaxrl_vr.sampler.residents import Residents, Text, shared_prompts
 from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS, Live, Scheduler
-from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, empty_parts
+from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, empty_parts, most_pages
 from jaxrl_vr.sampler.token import SamplingValues
 from jaxrl_vr.types import Finish, Request, Rollout, TokenSource
 
-# Tokens of a row of a prefill program: few programs, and little that a short prompt pays for.
-_WIDTHS = (64, 128, 256, 512)
+# Tokens of a row of a prefill program; longer texts run in several chunks.
+_WIDTHS = (32, 64, 128, 256, 512)
+# Share of a row that may be padding: what would need more runs in two chunks.
+_PADDING = 0.25
 # Prefilled tokens, padding counted, between two chunks of decode steps: what decodes goes on.
 _PREFILL_BUDGET = 2048
 _SAMPLED: list[TokenSource] = ["sampled"]
@@ -52,6 +54,10 @@ class Engine(Protocol):
 
     def set_params(self, params: Any, version: int) -> None:
         """New weights; what is in progress goes on under them."""
+        ...
+
+    def free(self) -> None:
+        """Gives memory back until the next request; nothing that is in progress is lost."""
         ...
 
     @property
@@ -87,7 +93,6 @@ class SlotEngine:
       config: sizes.
       mesh: devices; slots are spread over `data` and `fsdp`, heads over `tensor`.
       version: of the parameters, noted with each token.
-      longest: tokens of the longest request, prompt and completion; default: the model's context.
     """
 
     def __init__(
@@ -97,16 +102,14 @@ class SlotEngine:
         config: EngineConfig,
         mesh: jax.sharding.Mesh,
         version: int = 0,
-        longest: int | None = None,
     ):
         self.counters = Counters()
+        self._model, self._config, self._mesh = model, config, mesh
         self._context = model.max_length
         self._num_steps = config.steps_per_call
         self._num_slots = config.slots
-        self._sizes = cache_sizes(model, config, mesh, longest or model.max_length)
-        self._num_parts = self._sizes.parts
-        self._part_slots = config.slots // self._num_parts
-        self._programs = Programs(model, self._sizes, mesh)
+        self._to_view = ViewProgram(model, mesh)
+        self._resize(())
         self._scheduler = Scheduler(
             config.slots, model.vocab_size, model.max_length, self._check_fits
         )
@@ -115,9 +118,7 @@ class SlotEngine:
         self._decoding: set[int] = set()  # slots that are admitted on the device
         self._state: State | Any = None  # made when something is to be sampled
         self._flight: _Flight | None = None
-        self._parts: list[Residents] = []
         self._view: Any = None
-        self._empty_cache()
         self.set_params(params, version)
 
     @property
@@ -128,7 +129,7 @@ class SlotEngine:
     @property
     def num_compiled(self) -> int:
         """Programs compiled so far."""
-        return self._programs.num_compiled()
+        return self._to_view.num_compiled + self._programs.num_compiled
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Takes requests; they are served in order.
@@ -138,7 +139,18 @@ class SlotEngine:
             vocabulary, too many stop ids, more tokens than the cache holds, or an id that is
             already in progress.
         """
+        is_idle = not self._scheduler.num_unfinished
+        requests = list(requests)
         self._scheduler.submit(requests)
+        if self._config.cache_tokens:
+            return
+        # Sizes are few, so that programs are: one that is too small only makes requests wait.
+        wanted = cache_sizes(self._model, self._config, self._mesh, requests)
+        have, C = len(self._parts[0].pool.slot), self._sizes.page_tokens
+        largest = max((most_pages(C, request) for request in requests), default=0)
+        if largest > have or (is_idle and wanted.pages > self._sizes.pages):
+            self.free()
+            self._resize(requests)
 
     def abort(self, ids: Sequence[int]) -> None:
         """Ends requests at once; `step` returns what they have, with finish "aborted"."""
@@ -150,7 +162,7 @@ class SlotEngine:
     def set_params(self, params: Params, version: int) -> None:
         """New weights. Requests in progress keep their tokens and are prefilled again."""
         self._view = None  # or the device would hold two views for a moment
-        self._view = self._programs.view(params)
+        self._view = self._to_view(params)
         self._version = version
         self._restart()
 
@@ -169,11 +181,12 @@ class SlotEngine:
             done += self._land(self._flight)
         if self._scheduler.num_unfinished:
             self._launch()
-        else:
-            # The learner may want the memory.
-            self._state = None
-            self._empty_cache()
         return done
+
+    def free(self) -> None:
+        """Gives the cache's memory back until the next request; what is cached is forgotten."""
+        self._restart()
+        self._state = None
 
     def _land(self, flight: _Flight) -> list[Rollout]:
         """Takes over what a chunk emitted; requests that left their slot meanwhile get none."""
@@ -292,7 +305,7 @@ class SlotEngine:
             while text is not None and text.before is not None and not text.before.is_ready:
                 text = text.before
             if text is not None and text.cached < len(text.ids) and id(text) not in chunks:
-                count = min(len(text.ids) - text.cached, _WIDTHS[-1])
+                count = _chunk_tokens(len(text.ids) - text.cached)
                 at = slot // self._part_slots
                 chunks[id(text)] = Chunk(at, text, text.cached, count)
         return list(chunks.values())
@@ -406,27 +419,37 @@ class SlotEngine:
         self._decoding.clear()
         self._scheduler.pause_all()
         self._flight = None
-        self._empty_cache()
+        self._parts = empty_parts(self._sizes)
 
-    def _empty_cache(self) -> None:
+    def _resize(self, requests: Sequence[Request]) -> None:
+        self._sizes = cache_sizes(self._model, self._config, self._mesh, requests)
+        self._num_parts = self._sizes.parts
+        self._part_slots = self._num_slots // self._num_parts
+        self._programs = Programs(self._model, self._sizes, self._mesh)
         self._parts = empty_parts(self._sizes)
 
     def _check_fits(self, request: Request) -> None:
-        pool = self._parts[0].pool
-        need, have = most_pages(pool, request), len(pool.slot)
-        if need > have:
-            C = self._sizes.page_tokens
+        C, have = self._sizes.page_tokens, len(self._parts[0].pool.slot)
+        need = most_pages(C, request)
+        if self._config.cache_tokens and need > have:
             raise ValueError(
                 f"request {request.id}: prompt of {len(request.prompt_ids)} tokens + "
                 f"max_new_tokens = {request.sampling.max_new_tokens} need {need * C} tokens of "
-                f"cache; there are {have * C} for a device: raise engine.cache_tokens to "
-                f"{need * C * self._num_parts}"
+                f"cache where there are {have * C}; raise engine.cache_tokens from "
+                f"{self._config.cache_tokens} to {need * C * self._num_parts}"
             )
 
 
 def _width(tokens: int) -> int:
     """The width of a prefill program for so many tokens."""
     return next(width for width in _WIDTHS if width >= tokens)
+
+
+def _chunk_tokens(left: int) -> int:
+    """Tokens of the next chunk of a text of which so many are left."""
+    if left >= _WIDTHS[-1] or left <= _WIDTHS[0] or left >= (1 - _PADDING) * _width(left):
+        return min(left, _WIDTHS[-1])
+    return max(width for width in _WIDTHS if width < left)
 
 
 def _prefill_tokens() -> int:

@@ -44,6 +44,9 @@ class UniformEngine:
         self._version = version
         self._scheduler.pause_all()
 
+    def free(self) -> None:
+        """It holds nothing."""
+
     def step(self) -> list[Rollout]:
         """Draws at most `steps_per_call` tokens a slot; returns what is done."""
         done, self._done = self._done, []

@@ -32,6 +32,28 @@ class State:
     kept: jax.Array  # [D rows, width] hidden states of prefilled texts
 
 
+class ViewProgram:
+    """Makes the sampler's copy of the learner's parameters: reshards, casts, unstacks layers."""
+
+    def __init__(self, model: Model, mesh: jax.sharding.Mesh):
+        declared = param_shardings(model.declare(), SAMPLE_RULES, mesh)
+
+        def view(params: Params) -> Any:
+            # Gathered over the learner's fsdp axis first: the sampler's table replicates `embed`.
+            return model.sampler_view(jax.lax.with_sharding_constraint(params, declared))
+
+        self._view = jax.jit(view)
+
+    def __call__(self, params: Params) -> Any:
+        """The copy."""
+        return self._view(params)
+
+    @property
+    def num_compiled(self) -> int:
+        """Programs compiled so far."""
+        return _num_compiled(self._view)
+
+
 class Programs:
     """Compiled when first called; the state is donated and updated in place."""
 
@@ -39,17 +61,11 @@ class Programs:
         self._model = model
         self._sizes = sizes
         self._mesh = mesh
-        self._view = jax.jit(self._view_of)
         self._empty = jax.jit(self._empty_of)
         self._extend = jax.jit(self._extend_of, donate_argnums=1)
         self._admit = jax.jit(self._admit_of, donate_argnums=0)
         self._release = jax.jit(self._release_of, donate_argnums=0)
         self._decode = jax.jit(self._decode_of, donate_argnums=1)
-
-    def view(self, params: Params) -> Any:
-        """The sampler's copy of the learner's parameters."""
-        with jax.set_mesh(self._mesh):
-            return self._view(params)
 
     def empty(self, view: Any) -> State:
         """A state that holds nothing."""
@@ -78,16 +94,11 @@ class Programs:
         with jax.set_mesh(self._mesh):
             return self._decode(view, state, rows, plan, enough)
 
+    @property
     def num_compiled(self) -> int:
         """Programs compiled so far."""
-        jitted = self._view, self._empty, self._extend, self._admit, self._release, self._decode
-        return sum(function._cache_size() for function in jitted)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def _view_of(self, params: Params) -> Any:
-        # Gathered over the learner's fsdp axis first: the sampler's table replicates `embed`.
-        declared = param_shardings(self._model.declare(), SAMPLE_RULES, self._mesh)
-        params = jax.lax.with_sharding_constraint(params, declared)
-        return self._model.sampler_view(params)
+        jitted = self._empty, self._extend, self._admit, self._release, self._decode
+        return sum(map(_num_compiled, jitted))
 
     def _empty_of(self, view: Any) -> State:
         sizes, head = self._sizes, self._model.view_head(view)
@@ -133,3 +144,7 @@ class Programs:
             jax.tree.map(place("slots", "kv_heads"), state.pages),
             place("slots")(state.kept),
         )
+
+
+def _num_compiled(jitted: Any) -> int:
+    return jitted._cache_size()

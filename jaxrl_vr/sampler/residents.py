@@ -154,12 +154,6 @@ class Residents:
         self._rows.append(shared.row)
 
 
-def most_pages(pool: PagePool, request: Request) -> int:
-    """Pages that a request takes when it is complete, prompt and completion apart at worst."""
-    sampling = request.sampling
-    return pool.pages_for(len(request.prompt_ids)) + pool.pages_for(sampling.max_new_tokens)
-
-
 def shared_prompts(requests: Sequence[Request]) -> Counter[Tokens]:
     """How many of these requests have a prompt."""
     return Counter(request.prompt_ids for request in requests)

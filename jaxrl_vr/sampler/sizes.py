@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 
 import jax
 from pydantic import Field
@@ -12,8 +13,9 @@ from pydantic import Field
 from jaxrl_vr.config import Config
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler.page_pool import PagePool
-from jaxrl_vr.sampler.residents import Residents
+from jaxrl_vr.sampler.residents import Residents, shared_prompts
 from jaxrl_vr.sharding import SAMPLE_RULES, spec
+from jaxrl_vr.types import Request
 
 # Pages of a block, over which attention goes in one step on CPU.
 _BLOCK_PAGES = 32
@@ -30,8 +32,8 @@ class EngineConfig(Config):
     """Decode steps between two looks of the host: fewer refill sooner, more cost less overhead."""
     cache_tokens: int = Field(default=0, ge=0)
     """Tokens whose keys and values are kept at once, a group's prompt counted once. When they do
-    not suffice, the youngest completions wait. 0: room for all slots, or a quarter of the memory.
-    """
+    not suffice, the youngest completions wait. 0: room for what is asked, in at most a quarter of
+    the memory."""
     page_tokens: int = Field(default=0, ge=0)
     """Tokens of a page of the cache; 0: 64 on CPU, else 128."""
 
@@ -61,30 +63,28 @@ class Sizes:
     keys_across: bool
 
 
-def cache_sizes(model: Model, config: EngineConfig, mesh: jax.sharding.Mesh, longest: int) -> Sizes:
+def cache_sizes(
+    model: Model, config: EngineConfig, mesh: jax.sharding.Mesh, requests: Sequence[Request] = ()
+) -> Sizes:
     """The sizes for a mesh.
 
     Args:
       model: says what a token takes.
       config: what the user chose.
       mesh: its devices.
-      longest: tokens of the longest request, for which there is room in any case.
+      requests: what the cache is to have room for where the config gives no size: for all slots of
+        them at their limits, or as many as a share of the memory holds, but for the largest anyway.
     """
     is_cpu = mesh.devices.flat[0].platform == "cpu"
     page_tokens = config.page_tokens or (64 if is_cpu else 128)
     parts = _num_parts(config.slots, mesh)
     slots = config.slots // parts
-
-    def pages_for(tokens: int) -> int:
-        return -(-tokens // page_tokens)
-
-    # A prompt that is shared and what is behind it end in pages of their own.
-    one = pages_for(longest) + 1
     if config.cache_tokens:
-        pages = pages_for(-(-config.cache_tokens // parts))
+        pages = -(-config.cache_tokens // (parts * page_tokens))
     else:
         room = _memory(mesh) * _MEMORY_SHARE / _page_bytes(model, page_tokens, mesh)
-        pages = max(one, min(slots * one, int(room)))
+        largest = max((most_pages(page_tokens, r) for r in requests), default=1)
+        pages = max(largest, min(_few(_room_for(requests, slots, page_tokens)), int(room)))
     block = min(_BLOCK_PAGES, pages) if is_cpu else pages
     return Sizes(
         parts=parts,
@@ -96,6 +96,38 @@ def cache_sizes(model: Model, config: EngineConfig, mesh: jax.sharding.Mesh, lon
         steps=config.steps_per_call,
         keys_across=is_cpu,
     )
+
+
+def most_pages(page_tokens: int, request: Request) -> int:
+    """Pages that a request takes when it is complete and its prompt lies apart."""
+    lengths = len(request.prompt_ids), request.sampling.max_new_tokens
+    return sum(-(-length // page_tokens) for length in lengths)
+
+
+def _room_for(requests: Sequence[Request], slots: int, page_tokens: int) -> int:
+    """Pages for as many of the requests as there are slots, each at its limit."""
+    if not requests:
+        return 1
+    counts = shared_prompts(requests)
+    own, shared = 1, []
+    for request in requests:
+        length = request.sampling.max_new_tokens
+        if counts[request.prompt_ids] == 1:
+            length += len(request.prompt_ids)
+        own = max(own, -(-length // page_tokens))
+    for ids, count in counts.items():
+        shared += [-(-len(ids) // page_tokens)] if count > 1 else []
+    slots = min(slots, len(requests))
+    # Those that begin while others of the group before still run.
+    at_once = -(-slots * len(shared) // len(requests)) + 1
+    # A page for each slot more: it is what a request must leave free to be let in.
+    return slots * (own + 1) + sum(sorted(shared, reverse=True)[:at_once])
+
+
+def _few(pages: int) -> int:
+    """The next of few sizes, for each of which programs are compiled."""
+    power = 1 << max(pages - 1, 0).bit_length()
+    return 3 * power // 4 if pages <= 3 * power // 4 else power
 
 
 def empty_parts(sizes: Sizes) -> list[Residents]:

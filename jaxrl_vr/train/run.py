@@ -123,6 +123,7 @@ def build(config: RunConfig) -> tuple[jax.sharding.Mesh, Built, Mixtures]:
     Raises:
       ValueError: the config does not fit devices or model.
     """
+    keep_compiled()
     mesh = make_mesh(config.mesh)
     built = build_model(config)
     check_sizes(config, built.model.max_length, mesh)
@@ -160,6 +161,13 @@ def _weights(stage: StageBase) -> dict[str, str]:
     if isinstance(stage, RlStage) and stage.teacher is not None:
         names[TEACHER] = stage.teacher
     return names
+
+
+def keep_compiled() -> None:
+    """Keeps compiled programs in the user's cache folder, unless jax was told of another place."""
+    if not jax.config.jax_compilation_cache_dir:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        jax.config.update("jax_compilation_cache_dir", str(caches / "jaxrl_vr" / "compiled"))
 
 
 def open_context(

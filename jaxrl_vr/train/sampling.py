@@ -108,8 +108,9 @@ class GroupSampler:
             ctx.console.phase("verify", verified, total)
 
         with ctx.phases("rollout"):
+            engine = ctx.engine(params, step)
             groups = collect(
-                ctx.engine(params, step),
+                engine,
                 ctx.pool,
                 prompts,
                 n,
@@ -118,6 +119,7 @@ class GroupSampler:
                 decode=ctx.decode,
                 progress=progress,
             )
+            engine.free()  # the update needs the memory
             tokens = sum(len(r.token_ids) for g in groups for r in g.rollouts)
             ctx.phases.tokens("rollout", tokens)
         return groups

@@ -302,6 +302,8 @@ def compilations():
 def test_few_programs_and_none_for_other_values(thin, make_request, drain, one_device):
     with compilations() as all_of_them:
         engine = engine_of(thin, one_device, slots=4, steps=4)
+        # The most that will be asked first: the cache grows to it.
+        drain(engine, [make_request(i, prompt(i, 66), limit=30) for i in range(9)])
         # Few and many slots in use, short and long prompts, an abort, new weights.
         drain(engine, [make_request(0, (1,), limit=2)])
         drain(engine, [make_request(i, prompt(i, 2), limit=2) for i in range(2)])
@@ -353,20 +355,23 @@ def test_the_cache_is_written_in_place(thin, make_request, axes):
         assert [len(of_shape) for of_shape in found] == [thin.model.arch.layers] * 2
 
 
-def test_nothing_is_held_when_nothing_is_in_progress(small, make_request, drain, engine):
+def test_nothing_is_held_once_it_is_freed(small, make_request, drain, engine):
     keys = (engine._sizes.pages, small.model.arch.kv_heads, small.model.arch.head_dim, 64)
 
     def num_caches():
         return sum(a.shape == keys for a in jax.live_arrays())
 
+    engine.free()
     before = num_caches()
     engine.submit([make_request(i, limit=30, stop_ids=()) for i in range(5)])
     engine.step()
     assert num_caches() > before
     engine.abort(range(5))
     engine.step()
+    engine.free()
     assert num_caches() == before
     drain(engine, [make_request(0)])
+    engine.free()
     assert num_caches() == before
 
 
