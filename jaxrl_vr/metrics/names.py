@@ -21,6 +21,8 @@ METRICS: dict[str, str] = {
     "length/right": "completion tokens of a rollout, over those with verdict right",
     "length/wrong": "completion tokens of a rollout, over the scored ones that are not right",
     "length/truncated_rate": "share of the scored rollouts that a length limit cut",
+    "length/forced_rate": "share of the scored rollouts that got forced tokens (`forced`)",
+    "length/forced": "forced tokens of a rollout, mean over the scored ones",
     "efficiency/accuracy_per_kilotoken": "right answers per 1000 completion tokens, of scored ones",
     "group/all_right": "share of the groups in which every scored rollout is right",
     "group/all_wrong": "share of the groups in which no scored rollout is right",

@@ -51,8 +51,11 @@ def decode_attention(
         q, k, v = new
         C, columns = layer[1].shape[2], plan.write_page.shape[1]
         own = position - plan.shared_len
-        column = jnp.clip(own // C - plan.first_page, 0, columns - 1)
-        page = jnp.take_along_axis(plan.write_page, column[:, None], axis=1)[:, 0]
+        column = own // C - plan.first_page
+        listed = jnp.minimum(column, columns - 1)[:, None]
+        page = jnp.take_along_axis(plan.write_page, listed, axis=1)[:, 0]
+        # What a slot that is done writes may lie behind its pages.
+        page = jnp.where(column < columns, page, layer[1].shape[0])
         layer = write(layer, across, page, own % C, (k, v))
         q = q * q.shape[-1] ** -0.5
         with jax.named_scope("own"):

@@ -216,8 +216,8 @@ def decode_chunk(
         slots = dataclasses.replace(
             slots,
             hidden=hidden,
-            # A slot that is done stays where it is: what it goes on writing is its own.
-            position=slots.position + goes_on,
+            # A slot that is done goes on writing behind its last token, where nobody looks.
+            position=slots.position + live,
             num_new=num_new,
             is_live=goes_on,
         )

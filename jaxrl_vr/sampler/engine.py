@@ -20,13 +20,14 @@ from jaxrl_vr.models.paged import DecodePlan
 from jaxrl_vr.models.params import Params
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler import decode
+from jaxrl_vr.sampler.endings import Decode, Endings
 from jaxrl_vr.sampler.plans import Chunk, decode_plan, extend_plan
 from jaxrl_vr.sampler.programs import Programs, State, ViewProgram
 from jaxrl_vr.sampler.residents import Residents, Text, shared_prompts
 from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS, Live, Scheduler
 from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, empty_parts, most_pages
 from jaxrl_vr.sampler.token import SamplingValues
-from jaxrl_vr.types import Finish, Request, Rollout, TokenSource
+from jaxrl_vr.types import Finish, Request, Rollout
 
 # Tokens of a row of a prefill program; longer texts run in several chunks.
 _WIDTHS = (32, 64, 128, 256, 512)
@@ -34,7 +35,6 @@ _WIDTHS = (32, 64, 128, 256, 512)
 _PADDING = 0.25
 # Prefilled tokens, padding counted, between two chunks of decode steps: what decodes goes on.
 _PREFILL_BUDGET = 2048
-_SAMPLED: list[TokenSource] = ["sampled"]
 
 
 class Engine(Protocol):
@@ -93,6 +93,7 @@ class SlotEngine:
       config: sizes.
       mesh: devices; slots are spread over `data` and `fsdp`, heads over `tensor`.
       version: of the parameters, noted with each token.
+      decode: token ids -> text, for stop strings and forced tokens.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class SlotEngine:
         config: EngineConfig,
         mesh: jax.sharding.Mesh,
         version: int = 0,
+        decode: Decode | None = None,
     ):
         self.counters = Counters()
         self._model, self._config, self._mesh = model, config, mesh
@@ -110,6 +112,7 @@ class SlotEngine:
         self._num_slots = config.slots
         self._to_view = ViewProgram(model, mesh)
         self._resize(())
+        self._endings = Endings(decode, model.vocab_size)
         self._scheduler = Scheduler(
             config.slots, model.vocab_size, model.max_length, self._check_fits
         )
@@ -141,7 +144,9 @@ class SlotEngine:
         """
         is_idle = not self._scheduler.num_unfinished
         requests = list(requests)
-        self._scheduler.submit(requests)
+        for request in requests:
+            self._endings.check(request)
+        self._scheduler.submit(self._endings.prepared(r, self._version) for r in requests)
         if self._config.cache_tokens:
             return
         # Sizes are few, so that programs are: one that is too small only makes requests wait.
@@ -197,15 +202,30 @@ class SlotEngine:
         for row, slot, live in flight.rows:
             if self._scheduler.live.get(slot) is not live:
                 continue
+            searched = len(live.token_ids)
             self._record(row, live, emitted)
             self.counters.sampled_tokens += int(emitted.count[row])
-            if not emitted.is_live[row]:
-                reason: Finish = "stop" if emitted.is_stopped[row] else "length"
+            end = self._endings.stop(live, searched)
+            if end is not None:
+                live.cut(end)
+            is_stopped = end is not None or emitted.is_stopped[row]
+            reason: Finish = "stop" if is_stopped else "length"
+            if is_stopped or len(live.token_ids) == live.request.sampling.max_new_tokens:
                 done.append(self._scheduler.finish(slot, reason))
-                part, local = self._parts_of(slot)
-                part.remove(local)
-                self._decoding.discard(slot)
+                self._vacate(slot, is_live=bool(emitted.is_live[row]))
+            elif not emitted.is_live[row]:
+                self._force(slot, live)
         return done
+
+    def _force(self, slot: int, live: Live) -> None:
+        """Puts forced tokens behind a completion that paused for them, to be prefilled."""
+        count = self._endings.force(live, self._version)
+        part, local = self._parts_of(slot)
+        own = part.of_slot[local].own
+        own.ids = (*live.request.prompt_ids, *live.token_ids)[own.base :]
+        # Where nothing is forced, its last token runs again: its hidden state is kept no longer.
+        own.cached = len(own.ids) - max(1, count)
+        self._decoding.discard(slot)
 
     def _record(self, row: int, live: Live, emitted: decode.Emitted) -> None:
         count = int(emitted.count[row])
@@ -218,11 +238,8 @@ class SlotEngine:
                 f"request {live.request.id}: logits are not finite at completion token {where}; "
                 "the weights hold NaN or inf, or the compute dtype overflows"
             )
-        live.token_ids += emitted.token[row, :count].tolist()
-        live.logp += logp.tolist()
-        live.kept_mass += emitted.kept_mass[row, :count].tolist()
-        live.source += _SAMPLED * count
-        live.version += [self._version] * count
+        tokens, mass = emitted.token[row, :count].tolist(), emitted.kept_mass[row, :count].tolist()
+        live.extend(tokens, logp.tolist(), mass, "sampled", self._version)
 
     def _launch(self) -> None:
         """Fills slots, prefills, and starts a chunk of decode steps without waiting for it."""
@@ -386,7 +403,7 @@ class SlotEngine:
             words=column((r.key for r in requests), (0, 0, 0, 0), np.uint32),
             position=column((live.position for live in lives), 0, np.int32),
             num_new=column((len(live.token_ids) for live in lives), 0, np.int32),
-            limit=column((r.sampling.max_new_tokens for r in requests), 0, np.int32),
+            limit=column(map(self._endings.limit, lives), 0, np.int32),
             values=SamplingValues(
                 temperature=column((r.sampling.temperature for r in requests), 1, np.float32),
                 top_k=column((r.sampling.top_k for r in requests), 0, np.int32),
@@ -407,11 +424,13 @@ class SlotEngine:
         """The part of the cache a slot is in, and its number there."""
         return self._parts[slot // self._part_slots], slot % self._part_slots
 
-    def _vacate(self, slot: int) -> None:
+    def _vacate(self, slot: int, is_live: bool = True) -> None:
+        """Frees what a slot has; `is_live`: the device still takes it for live."""
         part, local = self._parts_of(slot)
         part.remove(local)
-        self._released.add(slot)
         self._decoding.discard(slot)
+        if is_live:
+            self._released.add(slot)
 
     def _restart(self) -> None:
         """Everything in progress waits to be prefilled; what is cached or in flight is dropped."""

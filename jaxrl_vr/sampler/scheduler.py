@@ -32,6 +32,26 @@ class Live:
         """Tokens of prompt and completion so far."""
         return len(self.request.prompt_ids) + len(self.token_ids)
 
+    def extend(
+        self,
+        token_ids: Sequence[int],
+        logp: Sequence[float],
+        kept_mass: Sequence[float],
+        source: TokenSource,
+        version: int,
+    ) -> None:
+        """Puts tokens behind the completion."""
+        self.token_ids += token_ids
+        self.logp += logp
+        self.kept_mass += kept_mass
+        self.source.extend(source for _ in token_ids)
+        self.version += [version] * len(token_ids)
+
+    def cut(self, length: int) -> None:
+        """Drops all tokens behind the first `length`."""
+        for values in (self.token_ids, self.logp, self.kept_mass, self.source, self.version):
+            del values[length:]
+
     def rollout(self, finish: Finish) -> Rollout:
         """The completion as it stands, ended by `finish`."""
         sampling = self.request.sampling

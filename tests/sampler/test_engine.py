@@ -19,7 +19,13 @@ from jaxrl_vr.sampler.engine import SlotEngine
 from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh, place, to_host
 from jaxrl_vr.train.update import row_logprobs
-from jaxrl_vr.types import Prefix
+from jaxrl_vr.types import Forced, Prefix
+
+
+def letters(ids):
+    """Text of token ids: a is 0, and so on."""
+    return "".join(chr(97 + i) for i in ids)
+
 
 TEMPERATURES = (1.0, 0.7, 1.3, 0.0)
 
@@ -30,7 +36,8 @@ def prompt(seed, length):
 
 def engine_of(small, mesh, slots=3, steps=5, params=None):
     config = EngineConfig(slots=slots, steps_per_call=steps)
-    return SlotEngine(small.model, small.params if params is None else params, config, mesh)
+    params = small.params if params is None else params
+    return SlotEngine(small.model, params, config, mesh, decode=letters)
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +164,21 @@ def test_kept_mass_is_the_log_of_the_kept_probability(engine, small, make_reques
         assert last >= kept[-1] * (1 - 1e-5)  # never a token outside the support
 
 
+@pytest.fixture(scope="module")
+def crowded_engine(small, one_device):
+    """Small pages, and so few that requests wait for them."""
+    config = EngineConfig(slots=4, steps_per_call=5, page_tokens=4, cache_tokens=96)
+    return SlotEngine(small.model, small.params, config, one_device, decode=letters)
+
+
+@pytest.mark.parametrize("name", ["engine", "crowded_engine"])
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_happens_equals_the_slow_sampler(
-    engine, small, other_params, make_request, drain, seed
+    request, small, other_params, make_request, drain, seed, name
 ):
     """Random requests, aborts, pauses and resumes; every token as the full forward draws it."""
+    engine = request.getfixturevalue(name)
+    engine.set_params(small.params, 0)
     rng = random.Random(seed)
     requests = {i: random_request(rng, i, make_request) for i in range(8)}
     weights = {0: small.params}
@@ -186,24 +203,38 @@ def test_whatever_happens_equals_the_slow_sampler(
     for rollout in done.values():
         check_against_slow(small, requests[rollout.id], rollout, weights)
         last, limit = rollout.token_ids[-1], requests[rollout.id].sampling.max_new_tokens
-        is_stop = last in requests[rollout.id].sampling.stop_ids
+        sampling = requests[rollout.id].sampling
+        written = letters(rollout.token_ids)
+        is_stop = last in sampling.stop_ids or any(s in written for s in sampling.stop)
         assert rollout.finish == ("stop" if is_stop else "length")
         assert is_stop or len(rollout.token_ids) == limit
     assert sorted(done) == list(range(8))
 
 
 def random_request(rng, id, make_request):
+    limit = rng.randrange(1, 30)
     return make_request(
         id,
-        prompt(rng.random(), rng.randrange(1, 30)),
+        # Some have their prompt in common.
+        prompt(rng.choice([rng.random(), 1, 2]), rng.randrange(1, 30)),
         key=tuple(rng.randrange(2**32) for _ in range(4)),
-        limit=rng.randrange(1, 30),
+        limit=limit,
         stop_ids=tuple(rng.sample(range(32), rng.randrange(4))),
         temperature=rng.choice(TEMPERATURES),
         top_k=rng.choice([0, 0, 3]),
         top_p=rng.choice([1.0, 1.0, 0.8]),
         min_p=rng.choice([0.0, 0.0, 0.1]),
+        stop=rng.choice([(), (), ("bc", "d"), ("aa",)]),
+        forced=random_rules(rng, limit),
     )
+
+
+def random_rules(rng, limit):
+    """At most one text, behind some of the tokens."""
+    if limit < 6 or rng.random() < 0.5:
+        return ()
+    ids = tuple(rng.choices(range(32), k=rng.randrange(1, 4)))
+    return (Forced(rng.randrange(1, limit - 4), ids, rng.choice("abcZ")),)
 
 
 def check_against_slow(small, request, rollout, weights):
