@@ -64,7 +64,7 @@ def decode_attention(
             of_prompt = attend_shared(q, layer, across, plan)
         return merge(of_own, of_prompt).astype(q.dtype), layer
 
-    return _on_shards(local, new, layer, (position, plan))
+    return _on_shards(local, new, layer, (position, plan), len(plan.num_blocks))
 
 
 def extend_attention(
@@ -106,27 +106,30 @@ def extend_attention(
         mine = Part(peak.reshape(flat), total.reshape(flat), out.reshape(*flat, Q))
         return merge(mine, before).astype(q.dtype).reshape(q.shape), layer
 
-    return _on_shards(local, new, layer, (plan,))
+    return _on_shards(local, new, layer, (plan,), len(plan.num_columns))
 
 
-def _on_shards(local: Callable[..., Any], new: New, layer: Layer, rest: tuple[Any, ...]) -> Any:
-    """`local` for the slots, pages and heads of each device."""
+def _on_shards(
+    local: Callable[..., Any], new: New, layer: Layer, rest: tuple[Any, ...], parts: int
+) -> Any:
+    """`local` for the slots, pages and heads of each device; slots and pages are in D parts."""
     mesh = current_mesh()
     if mesh is None or all(mesh.shape[name] == 1 for name in mesh.axis_names):
         return local(new, layer, *rest)
-    q, k, v = new
+    q, k, _ = new
+    # Not by the size of each array: more of them than of the slots may divide the devices.
+    slots = (*spec(("slots",), SAMPLE_RULES, mesh, (parts,)), None)[0]
 
     def of(a: jax.Array, *axes: str | None) -> PartitionSpec:
-        named = (*axes, *[None] * (a.ndim - len(axes)))
-        return spec(named, SAMPLE_RULES, mesh, a.shape)
+        heads = spec(axes, SAMPLE_RULES, mesh, a.shape[1 : 1 + len(axes)])
+        return PartitionSpec(slots, *heads)
 
-    heads = of(q, "slots", "kv_heads", "heads"), of(k, "slots", "kv_heads")
-    pages = of(layer[1], "slots", "kv_heads")
-    specs = (heads[0], heads[1], heads[1]), (pages, pages)
+    heads = of(q, "kv_heads", "heads"), of(k, "kv_heads")
+    pages = of(layer[1], "kv_heads")
     return jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(*specs, *jax.tree.map(lambda a: of(a, "slots"), rest)),
+        in_specs=((heads[0], heads[1], heads[1]), (pages, pages), *jax.tree.map(of, rest)),
         out_specs=(heads[0], (pages, pages)),
         check_vma=False,
     )(new, layer, *rest)

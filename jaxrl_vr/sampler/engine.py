@@ -65,6 +65,11 @@ class Engine(Protocol):
         """Requests that `step` has not returned yet."""
         ...
 
+    @property
+    def num_sampled(self) -> int:
+        """Tokens sampled so far, in all."""
+        ...
+
 
 @dataclasses.dataclass
 class Counters:
@@ -128,6 +133,11 @@ class SlotEngine:
     def num_unfinished(self) -> int:
         """Requests that `step` has not returned yet."""
         return self._scheduler.num_unfinished + len(self._done)
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens sampled so far, in all."""
+        return self.counters.sampled_tokens
 
     @property
     def num_compiled(self) -> int:

@@ -28,6 +28,7 @@ class UniformEngine:
         self._scheduler = Scheduler(slots, vocab_size, max_length)
         self._done: list[Rollout] = []
         self._version = 0
+        self.num_sampled = 0
 
     @property
     def num_unfinished(self) -> int:
@@ -68,6 +69,7 @@ class UniformEngine:
         for _ in range(self._steps):
             seed = f"{live.request.key}/{len(live.token_ids)}"
             token = random.Random(seed).randrange(self._vocab_size)
+            self.num_sampled += 1
             live.extend([token], [-math.log(self._vocab_size)], [0.0], "sampled", self._version)
             is_stopped = self._endings.stop(live, len(live.token_ids) - 1) is not None
             if token in sampling.stop_ids or is_stopped:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_vr.arrays import pytree_dataclass
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages
@@ -20,7 +21,7 @@ from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler import decode
 from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS
 from jaxrl_vr.sampler.sizes import Sizes
-from jaxrl_vr.sharding import SAMPLE_RULES, sharding_of
+from jaxrl_vr.sharding import SAMPLE_RULES, spec
 
 
 @pytree_dataclass
@@ -131,18 +132,20 @@ class Programs:
         return self._placed(State(slots, pages, state.kept)), emitted
 
     def _placed(self, state: State) -> State:
+        slots = (*spec(("slots",), SAMPLE_RULES, self._mesh, (self._sizes.parts,)), None)[0]
+
         def place(*axes: str | None) -> Any:
             def one(a: jax.Array) -> jax.Array:
-                named = (*axes, *[None] * (a.ndim - len(axes)))
-                sharding = sharding_of(named[: a.ndim], SAMPLE_RULES, self._mesh, a.shape)
+                heads = spec(axes, SAMPLE_RULES, self._mesh, a.shape[1 : 1 + len(axes)])
+                sharding = NamedSharding(self._mesh, PartitionSpec(slots, *heads))
                 return jax.lax.with_sharding_constraint(a, sharding)
 
             return one
 
         return State(
-            jax.tree.map(place("slots"), state.slots),
-            jax.tree.map(place("slots", "kv_heads"), state.pages),
-            place("slots")(state.kept),
+            jax.tree.map(place(), state.slots),
+            jax.tree.map(place("kv_heads"), state.pages),
+            place()(state.kept),
         )
 
 

@@ -165,9 +165,10 @@ def _weights(stage: StageBase) -> dict[str, str]:
 
 def keep_compiled() -> None:
     """Keeps compiled programs in the user's cache folder, unless jax was told of another place."""
-    if not jax.config.read("jax_compilation_cache_dir"):
+    option = "jax_compilation_cache_dir"
+    if not getattr(jax.config, option):
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(caches / "jaxrl_vr" / "compiled"))
+        jax.config.update(option, str(caches / "jaxrl_vr" / "compiled"))
 
 
 def open_context(
