@@ -1,9 +1,12 @@
 """Partial rollouts: a step's sampling is cut at a budget, and goes on in the next."""
 
 import json
+import signal
 
 import pytest
 from inprocess import call, config, rl, train
+
+from jaxrl_vr.train.interrupt import Interrupt, Interrupted
 
 
 def run(tmp_path, *overrides, more="partial = { tokens = 24 }"):
@@ -38,11 +41,20 @@ def test_a_large_budget_changes_nothing(tmp_path):
     assert whole == large
 
 
-def test_a_resumed_run_has_the_same_rollouts(tmp_path):
+def test_a_resumed_run_has_the_same_rollouts(tmp_path, monkeypatch):
     _, whole = run(tmp_path / "whole")
-    for steps in (2, 4):
-        _, cut = run(tmp_path / "cut", f"stages.rl.steps={steps}", "checkpoint.every=1")
-    assert cut == whole
+    metrics, check = tmp_path / "cut/run/metrics.jsonl", Interrupt.check
+
+    def stops_in_the_third_step(interrupt):
+        check(interrupt)
+        if metrics.is_file() and len(metrics.read_text().splitlines()) == 2:
+            raise Interrupted(signal.SIGINT)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Interrupt, "check", stops_in_the_third_step)
+        run(tmp_path / "cut")
+    _, resumed = run(tmp_path / "cut")
+    assert resumed == whole
 
 
 @pytest.mark.parametrize(

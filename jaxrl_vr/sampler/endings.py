@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from jaxrl_vr.sampler.scheduler import Live
-from jaxrl_vr.types import Forced, Prefix, Request, TokenSource
+from jaxrl_vr.types import Forced, Prefix, Request, Sampling, TokenSource
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -28,13 +28,12 @@ class Endings:
         self._decode = decode
         self._vocab_size = vocab_size
 
-    def check(self, request: Request) -> None:
+    def check(self, who: str, sampling: Sampling) -> None:
         """Refuses stop strings and forced tokens that cannot act.
 
         Raises:
-          ValueError: names the request, the value and the fix.
+          ValueError: begins with `who`, names the value and the fix.
         """
-        who, sampling = f"request {request.id}", request.sampling
         if "" in sampling.stop:
             raise ValueError(f"{who}: an empty stop string would end it at once; leave it out")
         if (sampling.stop or sampling.forced) and self._decode is None:

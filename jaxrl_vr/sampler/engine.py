@@ -155,7 +155,7 @@ class SlotEngine:
         is_idle = not self._scheduler.num_unfinished
         requests = list(requests)
         for request in requests:
-            self._endings.check(request)
+            self._endings.check(f"request {request.id}", request.sampling)
         self._scheduler.submit(self._endings.prepared(r, self._version) for r in requests)
         if self._config.cache_tokens:
             return

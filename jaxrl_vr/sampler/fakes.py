@@ -39,7 +39,7 @@ class UniformEngine:
         """Takes requests; they are served in order."""
         requests = list(requests)
         for request in requests:
-            self._endings.check(request)
+            self._endings.check(f"request {request.id}", request.sampling)
         self._scheduler.submit(self._endings.prepared(r, self._version) for r in requests)
 
     def abort(self, ids: Sequence[int]) -> None:
