@@ -115,7 +115,7 @@ class SlotEngine:
         self._context = model.max_length
         self._num_steps = config.steps_per_call
         self._num_slots = config.slots
-        self._to_view = ViewProgram(model, mesh)
+        self._to_view = ViewProgram(model, mesh, config.weights == "int8")
         self._resize(())
         self._endings = Endings(decode, model.vocab_size)
         self._scheduler = Scheduler(

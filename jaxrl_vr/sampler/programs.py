@@ -36,12 +36,13 @@ class State:
 class ViewProgram:
     """Makes the sampler's copy of the learner's parameters: reshards, casts, unstacks layers."""
 
-    def __init__(self, model: Model, mesh: jax.sharding.Mesh):
+    def __init__(self, model: Model, mesh: jax.sharding.Mesh, int8: bool):
         declared = param_shardings(model.declare(), SAMPLE_RULES, mesh)
 
         def view(params: Params) -> Any:
             # Gathered over the learner's fsdp axis first: the sampler's table replicates `embed`.
-            return model.sampler_view(jax.lax.with_sharding_constraint(params, declared))
+            params = jax.lax.with_sharding_constraint(params, declared)
+            return model.sampler_view(params, int8)
 
         self._view = jax.jit(view)
 

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Sequence
+from typing import Literal
 
 import jax
 from pydantic import Field
@@ -24,7 +25,7 @@ _MEMORY_SHARE = 0.25
 
 
 class EngineConfig(Config):
-    """Sizes of the sampler; none changes what is sampled."""
+    """Sizes of the sampler; only `weights` changes what is sampled."""
 
     slots: int = Field(default=64, ge=1)
     """Completions decoded side by side. More is faster until memory or products are the limit."""
@@ -34,6 +35,9 @@ class EngineConfig(Config):
     """Tokens whose keys and values are kept at once, a group's prompt counted once. When they do
     not suffice, the youngest completions wait. 0: room for what is asked, in at most a quarter of
     the memory."""
+    weights: Literal["model", "int8"] = "model"
+    """int8 keeps the layers' weights as integers: half the bytes of bfloat16, and a policy a little
+    apart from the learner's, which `offpolicy` corrections weigh (see `mismatch/…`)."""
     page_tokens: int = Field(default=0, ge=0)
     """Tokens of a page of the cache; 0: 64 on CPU, else 128."""
 

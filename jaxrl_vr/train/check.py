@@ -112,6 +112,12 @@ def oddities(config: RunConfig) -> list[str]:
                 "and gradient are those of the whole one (policy/kept_mass says how much is left); "
                 "leave it out unless you mean that"
             )
+        if config.engine.weights == "int8" and not stage.offpolicy:
+            found.append(
+                f"engine.weights = 'int8' with {where}.offpolicy = []: rollouts come from weights "
+                "that are rounded, and nothing corrects for it; add { type = 'tis' } and set "
+                f"{where}.old_logp = 'recomputed'"
+            )
         if stage.objective.is_sequence and not stage.weights.counts_sequences:
             found.append(
                 f"{where}.weights = '{stage.weights.type}': objective '{stage.objective.type}' has "
