@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from jaxrl_vr.data.prompts import Prompt
-from jaxrl_vr.sampler.engine import Engine
+from jaxrl_vr.sampler.contract import Engine
 from jaxrl_vr.types import Example, Group, Prefix, Request, Rollout, Sampling, Score
 
 

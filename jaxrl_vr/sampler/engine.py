@@ -1,8 +1,7 @@
 """The engine: requests in, rollouts out, `num_steps` decode steps at a time.
 
-`submit`, `step`, `abort` and `set_params` are the contract every engine keeps; `generate` and all
-that collects rollouts is written over it. This one has static slots that are refilled between
-chunks of decode steps, and one prefill a prompt, shared by its samples.
+It has static slots that are refilled between chunks of decode steps, one prefill a prompt, shared
+by its samples, and a paged cache. The host looks at a chunk's tokens while the next one runs.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,12 +20,11 @@ from jaxrl_vr.models.params import Params
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler import decode
 from jaxrl_vr.sampler.endings import Decode, Endings
-from jaxrl_vr.sampler.plans import Chunk, decode_plan, extend_plan
+from jaxrl_vr.sampler.plans import Chunk, admission, decode_plan, extend_plan
 from jaxrl_vr.sampler.programs import Programs, State, ViewProgram
 from jaxrl_vr.sampler.residents import Residents, Text, shared_prompts
-from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS, Live, Scheduler
+from jaxrl_vr.sampler.scheduler import Live, Scheduler
 from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, empty_parts, most_pages
-from jaxrl_vr.sampler.token import SamplingValues
 from jaxrl_vr.types import Finish, Request, Rollout
 
 # Tokens of a row of a prefill program; longer texts run in several chunks.
@@ -35,40 +33,6 @@ _WIDTHS = (32, 64, 128, 256, 512)
 _PADDING = 0.25
 # Prefilled tokens, padding counted, between two chunks of decode steps: what decodes goes on.
 _PREFILL_BUDGET = 2048
-
-
-class Engine(Protocol):
-    """What samples completions."""
-
-    def submit(self, requests: Iterable[Request]) -> None:
-        """Takes requests; they are served in order."""
-        ...
-
-    def step(self) -> list[Rollout]:
-        """Decodes a bounded number of steps; returns what finished or was aborted since."""
-        ...
-
-    def abort(self, ids: Sequence[int]) -> None:
-        """Ends requests; `step` returns what they have, with finish "aborted"."""
-        ...
-
-    def set_params(self, params: Any, version: int) -> None:
-        """New weights; what is in progress goes on under them."""
-        ...
-
-    def free(self) -> None:
-        """Gives memory back until the next request; nothing that is in progress is lost."""
-        ...
-
-    @property
-    def num_unfinished(self) -> int:
-        """Requests that `step` has not returned yet."""
-        ...
-
-    @property
-    def num_sampled(self) -> int:
-        """Tokens sampled so far, in all."""
-        ...
 
 
 @dataclasses.dataclass
@@ -356,7 +320,11 @@ class SlotEngine:
     def _admit(self) -> None:
         ready = self._ready()
         if ready:
-            self._state = self._programs.admit(self._state, self._admission(ready))
+            lives = [self._scheduler.live[slot] for slot in ready]
+            kept = [self._kept(slot) for slot in ready]
+            limits = [self._endings.limit(live) for live in lives]
+            new = admission(ready, lives, kept, limits, self._num_slots)
+            self._state = self._programs.admit(self._state, new)
             self._decoding.update(ready)
 
     def _fly(self) -> None:
@@ -389,39 +357,10 @@ class SlotEngine:
         S = self._part_slots
         return next(n for n in (-(-S // 4), -(-S // 2), S) if n >= live)
 
-    def _admission(self, slots: Sequence[int]) -> decode.Admission:
-        S = self._num_slots
-        pad = S - len(slots)
-        lives = [self._scheduler.live[slot] for slot in slots]
-        requests = [live.request for live in lives]
-        num_kept = self._sizes.kept
-        kept = [
-            slot // self._part_slots * num_kept + part.of_slot[local].row
-            for slot, (part, local) in ((slot, self._parts_of(slot)) for slot in slots)
-        ]
-
-        # numpy arrays, which the jitted program takes to the devices
-        def column(values: Iterable[Any], fill: Any, dtype: Any) -> Any:
-            return np.array([*values, *[fill] * pad], dtype)
-
-        stop_ids: Any = np.full((S, MAX_STOP_IDS), -1, np.int32)
-        for i, request in enumerate(requests):
-            stop_ids[i, : len(request.sampling.stop_ids)] = request.sampling.stop_ids
-        return decode.Admission(
-            slot=column(slots, S, np.int32),
-            kept=column(kept, 0, np.int32),
-            words=column((r.key for r in requests), (0, 0, 0, 0), np.uint32),
-            position=column((live.position for live in lives), 0, np.int32),
-            num_new=column((len(live.token_ids) for live in lives), 0, np.int32),
-            limit=column(map(self._endings.limit, lives), 0, np.int32),
-            values=SamplingValues(
-                temperature=column((r.sampling.temperature for r in requests), 1, np.float32),
-                top_k=column((r.sampling.top_k for r in requests), 0, np.int32),
-                top_p=column((r.sampling.top_p for r in requests), 1, np.float32),
-                min_p=column((r.sampling.min_p for r in requests), 0, np.float32),
-            ),
-            stop_ids=stop_ids,
-        )
+    def _kept(self, slot: int) -> int:
+        """Which of all parts' kept hidden states a slot begins with."""
+        part, local = self._parts_of(slot)
+        return slot // self._part_slots * self._sizes.kept + part.of_slot[local].row
 
     def _ahead(self, live: Live) -> int:
         return min(self._num_steps, live.request.sampling.max_new_tokens - len(live.token_ids))

@@ -9,7 +9,8 @@ import pytest
 
 from jaxrl_vr.models.fakes import UniformModel
 from jaxrl_vr.models.params import init
-from jaxrl_vr.sampler.engine import Engine, SlotEngine
+from jaxrl_vr.sampler.contract import Engine
+from jaxrl_vr.sampler.engine import SlotEngine
 from jaxrl_vr.sampler.fakes import UniformEngine
 from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.sharding import TRAIN_RULES

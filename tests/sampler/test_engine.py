@@ -311,6 +311,51 @@ def test_new_weights_are_prefilled_anew(engine, small, other_params, make_reques
     assert_equals_slow(done[3], slow)
 
 
+def test_a_long_prompt_does_not_stall_the_rest(make_small, make_request, drain, one_device):
+    long = make_small(layers=1, max_length=6000)
+    config = EngineConfig(slots=2, steps_per_call=4)
+    engine = SlotEngine(long.model, long.params, config, one_device)
+    short = make_request(0, prompt(0, 3), limit=40, stop_ids=())
+    engine.submit([short, make_request(1, prompt(1, 5000), limit=4, stop_ids=())])
+    engine.step()
+    before = engine.counters.prefilled_tokens
+    assert before < 5000  # a part of it, and decoding goes on
+    done = drain(engine)
+    assert engine.counters.prefilled_tokens - before > 500
+    assert engine.counters.decode_steps >= 40
+    assert len(done[0].token_ids) == 40 and len(done[1].token_ids) == 4
+    tokens = done[1].prompt_ids + done[1].token_ids
+    positions = jnp.arange(len(tokens))[None]
+    hidden = long.model.hidden(
+        long.params, jnp.asarray([tokens]), positions, jnp.ones_like(positions)
+    )
+    logits = hidden[0, 4999:-1] @ long.model.head(long.params).T
+    expected = jax.nn.log_softmax(logits)[jnp.arange(4), jnp.asarray(done[1].token_ids)]
+    np.testing.assert_allclose(done[1].logp, expected, atol=1e-5)
+
+
+def test_the_cache_holds_what_lives_and_not_the_longest_possible(thin, make_request, one_device):
+    """Eight slots of up to 90 tokens in a cache of 200: those that are short never wait."""
+    config = EngineConfig(slots=8, steps_per_call=4, page_tokens=4, cache_tokens=200)
+    engine = SlotEngine(thin.model, thin.params, config, one_device, decode=letters)
+    short = [make_request(i, prompt(i, 4), limit=12, stop_ids=()) for i in range(16)]
+    engine.submit([*short, make_request(99, prompt(9, 4), limit=90, stop_ids=())])
+    done, at_once = {}, 0
+    while engine.num_unfinished:
+        at_once = max(at_once, len(engine._decoding))
+        done |= {r.id: r for r in engine.step()}
+    assert at_once == 8
+    assert len(done[99].token_ids) == 90
+    with pytest.raises(ValueError, match=r"request 7: .* need 96 .* raise engine.cache_tokens"):
+        big = SlotEngine(
+            thin.model,
+            thin.params,
+            EngineConfig(slots=1, page_tokens=4, cache_tokens=64),
+            one_device,
+        )
+        big.submit([make_request(7, prompt(0, 4), limit=90)])
+
+
 # Programs and memory
 
 
