@@ -84,7 +84,7 @@ def test_every_request_comes_back_once(case, make_request, drain):
 def test_finish_reasons_and_stop_ids(case, make_request, drain):
     stop_ids = (0, 3, 9, 17)
     limit = 12
-    requests = [make_request(i, limit=limit, stop_ids=stop_ids) for i in range(24)]
+    requests = [make_request(i, limit=limit, stop_ids=stop_ids) for i in range(48)]
     done = drain(case.engine, requests)
     met = set()
     for rollout in done.values():
