@@ -95,6 +95,7 @@ class Prefix:
     kept_mass: tuple[float, ...] | None = None  # None: support uncut
     source: tuple[TokenSource, ...] = ()
     version: tuple[int, ...] = ()
+    entropy: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,13 @@ class Rollout:
     kept_mass: tuple[float, ...] | None  # [n], log of the kept probability; None: support uncut
     finish: Finish
     score: Score | None = None
+    entropy: tuple[float, ...] | None = None  # [n] nats at temperature T; None: not known of all
+
+    def as_prefix(self) -> Prefix:
+        """What a request starts from that goes on with this completion."""
+        return Prefix(
+            self.token_ids, self.logp, self.kept_mass, self.source, self.version, self.entropy
+        )
 
     @property
     def num_forced(self) -> int:

@@ -29,6 +29,7 @@ METRICS: dict[str, str] = {
     "group/mixed": "share of the groups with right and other rollouts: those with a signal",
     "data/dropped": "share of the draws from endless sources that were too long and drawn again",
     "group/kept": "share of the sampled groups that train, with dynamic sampling",
+    "rollout/entropy": "entropy of the sampler's uncut distribution, mean over sampled tokens",
     "rollout/waiting": "groups that go on in a later step, with partial rollouts",
     "rollout/staleness": "steps since a trained token was sampled, mean over tokens",
     "rollout/rounds": "rounds of sampling in a step, with dynamic sampling",

@@ -160,11 +160,7 @@ def go_on(
 
 def _request(id: int, started: Started, sample: int, sampling: Sampling) -> Request:
     before = started.rollouts[sample]
-    prefix = Prefix()
-    if before is not None:
-        prefix = Prefix(
-            before.token_ids, before.logp, before.kept_mass, before.source, before.version
-        )
+    prefix = Prefix() if before is None else before.as_prefix()
     return Request(id, started.prompt.ids, (*started.key, sample), sampling, prefix)
 
 

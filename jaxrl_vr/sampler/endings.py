@@ -69,12 +69,15 @@ class Endings:
             return request
         n, source = len(forced), cast(TokenSource, "forced")
         mass = None if prefix.kept_mass is None else (*prefix.kept_mass, *(0.0,) * n)
+        is_known = prefix.entropy is not None or not prefix.token_ids
+        entropy = (*(prefix.entropy or ()), *(0.0,) * n) if is_known else None
         longer = Prefix(
             (*prefix.token_ids, *forced),
             (*prefix.logp, *(0.0,) * n),
             mass,
             (*prefix.source, *(source for _ in forced)),
             (*prefix.version, *(version,) * n),
+            entropy,
         )
         return dataclasses.replace(request, prefix=longer)
 
@@ -87,7 +90,8 @@ class Endings:
     def force(self, live: Live, version: int) -> int:
         """Puts what is to be forced behind the completion; returns how many tokens."""
         forced = self._due(live.request.sampling.forced, live.token_ids)
-        live.extend(forced, [0.0] * len(forced), [0.0] * len(forced), "forced", version)
+        zeros = [0.0] * len(forced)
+        live.extend(forced, zeros, zeros, "forced", version, zeros)
         return len(forced)
 
     def stop(self, live: Live, searched: int) -> int | None:

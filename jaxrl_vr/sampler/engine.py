@@ -213,7 +213,8 @@ class SlotEngine:
                 "the weights hold NaN or inf, or the compute dtype overflows"
             )
         tokens, mass = emitted.token[row, :count].tolist(), emitted.kept_mass[row, :count].tolist()
-        live.extend(tokens, logp.tolist(), mass, "sampled", self._version)
+        entropy = None if emitted.entropy is None else emitted.entropy[row, :count].tolist()
+        live.extend(tokens, logp.tolist(), mass, "sampled", self._version, entropy)
 
     def _launch(self) -> None:
         """Fills slots, prefills, and starts a chunk of decode steps without waiting for it."""

@@ -128,7 +128,15 @@ class Programs:
         self, view: Any, state: State, rows: Any, plan: Any, enough: Any
     ) -> tuple[State, decode.Emitted]:
         slots, pages, emitted = decode.decode_chunk(
-            self._model, view, state.slots, state.pages, rows, plan, enough, self._sizes.steps
+            self._model,
+            view,
+            state.slots,
+            state.pages,
+            rows,
+            plan,
+            enough,
+            self._sizes.steps,
+            self._sizes.entropy,
         )
         return self._placed(State(slots, pages, state.kept)), emitted
 

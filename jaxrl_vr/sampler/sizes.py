@@ -38,6 +38,9 @@ class EngineConfig(Config):
     weights: Literal["model", "int8"] = "model"
     """int8 keeps the layers' weights as integers: half the bytes of bfloat16, and a policy a little
     apart from the learner's, which `offpolicy` corrections weigh (see `mismatch/…`)."""
+    entropy: bool = False
+    """Keep the entropy of the distribution that each token was drawn from: two passes over the
+    logits more."""
     page_tokens: int = Field(default=0, ge=0)
     """Tokens of a page of the cache; 0: 64 on CPU, else 128."""
 
@@ -55,6 +58,7 @@ class Sizes:
       kept: hidden states that a part keeps.
       steps: of a chunk.
       keys_across: how keys lie in a page.
+      entropy: whether the entropy of each token's distribution is kept.
     """
 
     parts: int
@@ -65,6 +69,7 @@ class Sizes:
     kept: int
     steps: int
     keys_across: bool
+    entropy: bool
 
 
 def cache_sizes(
@@ -99,6 +104,7 @@ def cache_sizes(
         kept=3 * slots,
         steps=config.steps_per_call,
         keys_across=is_cpu,
+        entropy=config.entropy,
     )
 
 

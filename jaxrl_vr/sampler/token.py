@@ -74,6 +74,14 @@ def draw(
     return token, jnp.where(is_greedy, 0.0, above) - jnp.log(total), mass
 
 
+def logits_entropy(logits: jax.Array) -> jax.Array:
+    """Entropy of each slot's uncut distribution in nats, [S] float32, from [S, V] logits."""
+    above = logits - jnp.max(logits, axis=1, keepdims=True)
+    mass = jnp.exp(above)
+    total = jnp.sum(mass, axis=1)
+    return jnp.log(total) - jnp.sum(mass * above, axis=1) / total
+
+
 def _support(logits: jax.Array, values: SamplingValues) -> jax.Array:
     """[S, V] bool, true where a token may be drawn; tokens tied with the last kept one stay."""
     V = logits.shape[1]

@@ -19,7 +19,7 @@ from jaxrl_vr.sampler.engine import SlotEngine
 from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh, place, to_host
 from jaxrl_vr.train.update import row_logprobs
-from jaxrl_vr.types import Forced, Prefix
+from jaxrl_vr.types import Forced
 
 
 def letters(ids):
@@ -44,12 +44,6 @@ def engine_of(small, mesh, slots=3, steps=5, params=None):
 def thin(make_small):
     """One layer: for tests that compile engines of their own."""
     return make_small(layers=1)
-
-
-def as_prefix(rollout):
-    return Prefix(
-        rollout.token_ids, rollout.logp, rollout.kept_mass, rollout.source, rollout.version
-    )
 
 
 def assert_equals_slow(rollout, slow):
@@ -164,6 +158,32 @@ def test_kept_mass_is_the_log_of_the_kept_probability(engine, small, make_reques
         assert last >= kept[-1] * (1 - 1e-5)  # never a token outside the support
 
 
+def test_entropy_is_that_of_the_uncut_distribution(small, make_request, drain, one_device):
+    config = EngineConfig(slots=2, steps_per_call=5, entropy=True)
+    engine = SlotEngine(small.model, small.params, config, one_device, decode=letters)
+    rule = (Forced(4, (3, 3), "never"),)
+    request = make_request(
+        0, prompt(3, 4), limit=20, stop_ids=(), temperature=0.7, top_k=3, forced=rule
+    )
+    whole = drain(engine, [request])[0]
+    logits = logits_of(small, request.prompt_ids + whole.token_ids).astype(np.float64) / 0.7
+    for n, (nats, source) in enumerate(zip(whole.entropy, whole.source, strict=True)):
+        z = logits[len(request.prompt_ids) + n - 1]
+        probs = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+        expected = -(probs * np.log(probs)).sum() if source == "sampled" else 0.0
+        assert nats == pytest.approx(expected, abs=1e-5)
+    # It outlives a cut; without the entropy of its first tokens a completion has none.
+    engine.submit([request])
+    engine.step()
+    engine.abort([0])
+    (cut,) = engine.step()
+    assert cut.entropy == pytest.approx(whole.entropy[: len(cut.token_ids)], abs=1e-5)
+    resumed = drain(engine, [dataclasses.replace(request, prefix=cut.as_prefix())])[0]
+    assert resumed.entropy == pytest.approx(whole.entropy, abs=1e-5)
+    blank = dataclasses.replace(cut.as_prefix(), entropy=None)
+    assert drain(engine, [dataclasses.replace(request, prefix=blank)])[0].entropy is None
+
+
 @pytest.fixture(scope="module")
 def crowded_engine(small, one_device):
     """Small pages, and so few that requests wait for them."""
@@ -198,7 +218,7 @@ def test_whatever_happens_equals_the_slow_sampler(
     cut = [r for r in done.values() if r.finish == "aborted"]
     for rollout in cut:
         check_against_slow(small, requests[rollout.id], rollout, weights)
-    engine.submit(dataclasses.replace(requests[r.id], prefix=as_prefix(r)) for r in cut)
+    engine.submit(dataclasses.replace(requests[r.id], prefix=r.as_prefix()) for r in cut)
     done |= drain(engine)
     for rollout in done.values():
         check_against_slow(small, requests[rollout.id], rollout, weights)

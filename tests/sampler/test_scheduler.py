@@ -15,13 +15,8 @@ def request(id, prompt=(1,), key=(0, 0, 0, 0), prefix=NONE, **values):
     return Request(id, prompt, key, Sampling(**{"max_new_tokens": 4, **values}), prefix)
 
 
-def emit(live, *tokens, kept=0.0):
-    for token in tokens:
-        live.token_ids.append(token)
-        live.logp.append(-float(token))
-        live.kept_mass.append(kept)
-        live.source.append("sampled")
-        live.version.append(0)
+def emit(live, *tokens):
+    live.extend(tokens, [-float(t) for t in tokens], [0.0] * len(tokens), "sampled", 0)
 
 
 def scheduler(slots):
