@@ -15,8 +15,8 @@ def request(id, prompt=(1,), key=(0, 0, 0, 0), prefix=NONE, **values):
     return Request(id, prompt, key, Sampling(**{"max_new_tokens": 4, **values}), prefix)
 
 
-def emit(live, *tokens):
-    live.extend(tokens, [-float(t) for t in tokens], [0.0] * len(tokens), "sampled", 0)
+def emit(live, *tokens, kept=0.0):
+    live.extend(tokens, [-float(t) for t in tokens], [kept] * len(tokens), "sampled", 0)
 
 
 def scheduler(slots):
