@@ -94,6 +94,18 @@ class Programs:
         with jax.set_mesh(self._mesh):
             return self._decode(view, state, rows, plan, enough)
 
+    def lower_decode(self, view: Any, rows: Any, plan: DecodePlan, enough: Any) -> Any:
+        """What `decode` runs, lowered for an abstract view and state: to compile it for devices
+        that are not here."""
+        with jax.set_mesh(self._mesh):
+            state = jax.eval_shape(self._empty_of, view)
+            state = jax.tree.map(
+                lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+                state,
+                self._shardings(state),
+            )
+            return self._decode.lower(view, state, rows, plan, enough)
+
     @property
     def num_compiled(self) -> int:
         """Programs compiled so far."""
@@ -131,18 +143,20 @@ class Programs:
         return self._placed(State(slots, pages, state.kept)), emitted
 
     def _placed(self, state: State) -> State:
-        def place(*axes: str | None) -> Any:
-            def one(a: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(state, self._shardings(state))
+
+    def _shardings(self, state: State) -> State:
+        def of(*axes: str | None) -> Any:
+            def one(a: Any) -> jax.sharding.NamedSharding:
                 named = (*axes, *[None] * (a.ndim - len(axes)))
-                sharding = sharding_of(named[: a.ndim], SAMPLE_RULES, self._mesh, a.shape)
-                return jax.lax.with_sharding_constraint(a, sharding)
+                return sharding_of(named[: a.ndim], SAMPLE_RULES, self._mesh, a.shape)
 
             return one
 
         return State(
-            jax.tree.map(place("slots"), state.slots),
-            jax.tree.map(place("slots", "kv_heads"), state.pages),
-            place("slots")(state.kept),
+            jax.tree.map(of("slots"), state.slots),
+            jax.tree.map(of("slots", "kv_heads"), state.pages),
+            of("slots")(state.kept),
         )
 
 
