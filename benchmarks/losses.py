@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib.util
 import json
-import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks.compiled import CHIPS, NO_LIBTPU, Program, chunk_trips, devices, has_libtpu, memory
 from benchmarks.machine import machine, versions
 from benchmarks.rollout_and_update import (
     head_products,
@@ -42,15 +40,6 @@ CHUNKS = (None, 110, 256)
 """Tokens at a time; None is the default."""
 
 TOPOLOGY = "v5e:2x2"
-PEAK_FLOPS = 197e12  # of a v5e chip in bfloat16
-CLOCK_HZ = 1.5e9  # 4 units of 128 x 128 products, 2 operations each: 197e12 a second
-WITHOUT_MDS = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-}
-"""Keeps libtpu from asking a metadata server about the machine."""
-NO_LIBTPU = 'libtpu is not installed: pip install "jax[tpu]"'
 
 
 def plain_logp(hidden: jax.Array, head: jax.Array, token: jax.Array) -> jax.Array:
@@ -90,16 +79,6 @@ def shapes(tokens: int, vocab: int, width: int, dtype: Any, sharding: Any = None
     ]
 
 
-def memory(compiled: Any) -> dict[str, int]:
-    """Bytes that the compiler allots."""
-    found = compiled.memory_analysis()
-    return {
-        "temp_bytes": found.temp_size_in_bytes,
-        "argument_bytes": found.argument_size_in_bytes,
-        "output_bytes": found.output_size_in_bytes,
-    }
-
-
 def measured(tokens: int, vocab: int, width: int, repeats: int) -> Iterator[dict[str, Any]]:
     """Measures both ways on the first device."""
     hidden, head = random_matrix(tokens, width), random_matrix(vocab, width)
@@ -131,24 +110,21 @@ def measured(tokens: int, vocab: int, width: int, repeats: int) -> Iterator[dict
 
 def compiled_for_tpu(tokens: int, vocab: int, width: int) -> Iterator[dict[str, Any]]:
     """Compiles both ways for one chip of a TPU; without libtpu, one line that says what lacks."""
-    if importlib.util.find_spec("libtpu") is None:
+    if not has_libtpu():
         yield {"benchmark": "losses_compiled", "skipped": NO_LIBTPU}
         return
-    from jax.experimental import topologies
-
-    for name, value in WITHOUT_MDS.items():
-        os.environ.setdefault(name, value)
-    chip = topologies.get_topology_desc(TOPOLOGY, "tpu").devices[0]
+    chip, limits = devices(TOPOLOGY)[0], CHIPS["v5e"]
     sharding = jax.sharding.SingleDeviceSharding(chip)
     arguments = shapes(tokens, vocab, width, jnp.bfloat16, sharding)
-    limit_s = 3 * 2 * tokens * vocab * width / PEAK_FLOPS
+    limit_s = 3 * 2 * tokens * vocab * width / limits.peak_flops
     ways = [("plain", None, plain_logp)] + [
         ("chunked", chunk, functools.partial(chunked_logp, chunk=chunk)) for chunk in CHUNKS
     ]
     for way, chunk, logp_of in ways:
         lowered = jax.jit(step(logp_of)).lower(*arguments)
         compiled = lowered.compile()
-        seconds = estimated_cycles(compiled.as_text() or "", tokens) / CLOCK_HZ
+        program = Program(compiled.as_text() or "", chunk_trips(tokens))
+        seconds = program.cycles() / limits.clock_hz
         yield {
             "benchmark": "losses_compiled",
             "way": way,
@@ -161,45 +137,6 @@ def compiled_for_tpu(tokens: int, vocab: int, width: int) -> Iterator[dict[str, 
             "device": chip.device_kind,
             "versions": versions(),
         }
-
-
-def estimated_cycles(program: str, tokens: int) -> int:
-    """The compiler's estimate for a whole program of its text.
-
-    It stands at each instruction. The body of a loop counts once for each chunk of tokens; of a
-    conditional's branches the dearest counts, that of a chunk in which tokens train.
-    """
-    computations: dict[str, list[str]] = {}
-    name = ""
-    for line in program.splitlines():
-        begins = re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line)
-        if begins:
-            name = "ENTRY" if begins[1] else begins[2]
-            computations[name] = []
-        elif line.startswith("  ") and name:
-            computations[name].append(line)
-
-    def total(name: str) -> int:
-        return sum(of_line(line) for line in computations[name])
-
-    def of_line(line: str) -> int:
-        own = re.search(r'"estimated_cycles":"(\d+)"', line)
-        cycles = int(own[1]) if own else 0
-        if body := re.search(r" while\(.*body=%([\w.\-]+)", line):
-            cycles += _num_chunks(line, tokens) * total(body[1])
-        if branches := re.search(r" conditional\(.*branch_computations=\{([^}]*)\}", line):
-            cycles += max(total(branch.strip().lstrip("%")) for branch in branches[1].split(","))
-        return cycles
-
-    return total("ENTRY")
-
-
-def _num_chunks(line: str, tokens: int) -> int:
-    """Trips of a loop over chunks, from the [chunks, tokens of a chunk] of the ids it carries."""
-    for chunks, of_chunk in re.findall(r"s32\[(\d+),(\d+)\]", line):
-        if 0 <= int(chunks) * int(of_chunk) - tokens < int(of_chunk):
-            return int(chunks)
-    raise ValueError(f"no loop over chunks of {tokens} tokens: {line[:200]}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

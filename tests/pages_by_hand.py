@@ -15,7 +15,16 @@ class ByHand:
     """Rows of a model that are prefilled and decoded side by side, each in pages of its own."""
 
     def __init__(
-        self, model, view, rows, *, page_tokens=4, num_pages=64, keys_across=False, fill=0
+        self,
+        model,
+        view,
+        rows,
+        *,
+        page_tokens=4,
+        num_pages=64,
+        keys_across=False,
+        fill=0,
+        item_pages=None,
     ):
         self.view = view
         self.residents = Residents(PagePool(num_pages, page_tokens, 4), rows, 3 * rows)
@@ -24,6 +33,7 @@ class ByHand:
         self._extend = jax.jit(model.extend)
         self._decode = jax.jit(model.decode)
         self._rows = rows
+        self._item_pages = item_pages
 
     def prefill(self, prompts, width=None):
         """Hidden state of the last token of each prompt; an empty one only takes its pages."""
@@ -43,7 +53,9 @@ class ByHand:
         """Hidden state of one more token a row."""
         slots = range(self._rows)
         positions = {(0, slot): int(position[slot]) for slot in slots}
-        plan = decode_plan([self.residents], [list(slots)], positions, self._rows, 1, CONTEXT)
+        plan = decode_plan(
+            [self.residents], [list(slots)], positions, self._rows, 1, CONTEXT, self._item_pages
+        )
         token, position = (np.asarray(a, np.int32) for a in (token, position))
         hidden, self.pages = self._decode(self.view, token, position, self.pages, plan)
         return hidden

@@ -5,7 +5,8 @@ of a group attend together as one product, or to one slot, which alone attends i
 tokens begin where the shared prompt ends.
 
 S slots, P pages of the pool, C tokens of a page, B pages of a block, E shared entries, W members of
-an entry, J pages of a table's row, K kv heads, R query heads of a kv head, Q head dim, L layers.
+an entry, J pages of a table's row, I items of a list, G pages of an item, K kv heads, R query heads
+of a kv head, Q head dim, L layers.
 """
 
 from __future__ import annotations
@@ -44,6 +45,46 @@ class Pages:
 
 
 @pytree_dataclass
+class PoolReads:
+    """What plain XLA reads: own pages block by block over the pool, prompts by a table."""
+
+    page_slot: jax.Array  # [P] slot whose own tokens the page holds
+    page_start: jax.Array  # [P] own index of its first token; beyond any for pages of no slot
+    blocks: jax.Array  # [D, P / B] blocks with own pages
+    num_blocks: jax.Array  # [D]
+    members: jax.Array  # [E, W] slots that attend an entry; S for none
+    table: jax.Array  # [E, J] pages of an entry
+    count: jax.Array  # [E, J] tokens in them
+    num_tiles: jax.Array  # [D] entries in use, in tiles
+    num_columns: jax.Array  # [D, E / tile] pages of the longest entry of a tile
+
+
+@pytree_dataclass
+class PageList:
+    """Pages to attend, an item of G at a time: an owner's items stand together and in order.
+
+    A place behind an owner's last page repeats the page of the item before, so that a kernel that
+    keeps its last blocks fetches nothing for it.
+    """
+
+    page: jax.Array  # [I, G]
+    owner: jax.Array  # [I]
+    start: jax.Array  # [I] which of the owner's tokens is the first of the item
+    num_items: jax.Array  # [D]
+
+
+@pytree_dataclass
+class ListReads:
+    """What the kernel reads: the pages that live, listed."""
+
+    own: PageList  # owners are slots
+    shared: PageList  # owners are entries
+    length: jax.Array  # [E] tokens of an entry
+    members: jax.Array  # [E, W] slots that attend it; S for none
+    place: jax.Array  # [S] where a slot stands among the members, E x W
+
+
+@pytree_dataclass
 class DecodePlan:
     """Where decoding writes and reads; the same for all steps of a chunk.
 
@@ -54,15 +95,13 @@ class DecodePlan:
     write_page: jax.Array  # [S, A] pages of the coming own tokens; P drops what is written
     first_page: jax.Array  # [S] which of the slot's own pages is the first of these
     shared_len: jax.Array  # [S] tokens of the slot that lie in a shared entry
-    page_slot: jax.Array  # [P] slot whose own tokens the page holds
-    page_start: jax.Array  # [P] own index of its first token; beyond any for pages of no slot
-    blocks: jax.Array  # [D, P / B] blocks with own pages
-    num_blocks: jax.Array  # [D]
-    members: jax.Array  # [E, W] slots that attend an entry; S for none
-    table: jax.Array  # [E, J] pages of an entry
-    count: jax.Array  # [E, J] tokens in them
-    num_tiles: jax.Array  # [D] entries in use, in tiles
-    num_columns: jax.Array  # [D, E / tile] pages of the longest entry of a tile
+    reads: PoolReads | ListReads
+
+    @property
+    def num_parts(self) -> int:
+        """D."""
+        reads = self.reads
+        return len(reads.num_blocks if isinstance(reads, PoolReads) else reads.own.num_items)
 
 
 @pytree_dataclass

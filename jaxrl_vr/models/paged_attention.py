@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import check
-from jaxrl_vr.models.paged import DecodePlan, Layer
+from jaxrl_vr.models.paged import Layer, PoolReads
 
 MASKED = -1e30  # finite, so that what attends to nothing gives a mean and not NaN
 TILE = 8  # shared entries attended at once
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     out: jax.Array  # [..., M, Q] values weighted by exp(score - peak)
 
 
-def attend_own(q: jax.Array, layer: Layer, across: bool, plan: DecodePlan, last: jax.Array) -> Part:
+def attend_own(q: jax.Array, layer: Layer, across: bool, reads: PoolReads, last: jax.Array) -> Part:
     """Each slot's attention to its own tokens: over the pool as it lies, block by block.
 
     Nothing is gathered by slot: each page meets the query of its slot, and a product with the
@@ -36,7 +36,7 @@ def attend_own(q: jax.Array, layer: Layer, across: bool, plan: DecodePlan, last:
       q: [S, K, R, Q], scaled.
       layer: keys and values of all pages.
       across: how the keys lie.
-      plan: its `page_slot`, `page_start` and `blocks` are read.
+      reads: its `page_slot`, `page_start` and `blocks` are read.
       last: [S] own index of the newest token, which is attended too; -1 for none.
 
     Returns:
@@ -45,16 +45,16 @@ def attend_own(q: jax.Array, layer: Layer, across: bool, plan: DecodePlan, last:
     keys, values = layer
     S, K, R, Q = q.shape
     P, _, C, _ = values.shape
-    B = P // plan.blocks.shape[1]
+    B = P // reads.blocks.shape[1]
     places = jnp.arange(C)
 
     def one(i: jax.Array, part: Part) -> Part:
         def mine(a: jax.Array) -> jax.Array:
             if B == P:
                 return a
-            return jax.lax.dynamic_slice_in_dim(a, plan.blocks[0, i] * B, B)
+            return jax.lax.dynamic_slice_in_dim(a, reads.blocks[0, i] * B, B)
 
-        slot, start = mine(plan.page_slot), mine(plan.page_start)
+        slot, start = mine(reads.page_slot), mine(reads.page_start)
         is_owner = slot[None] == jnp.arange(S)[:, None]  # S, B
         owner = is_owner.astype(jnp.float32)
         scores = _scores(q[slot], mine(keys), across)
@@ -84,33 +84,33 @@ def attend_own(q: jax.Array, layer: Layer, across: bool, plan: DecodePlan, last:
 
     if B == P:
         return one(jnp.int32(0), _nothing(q))
-    return jax.lax.fori_loop(0, plan.num_blocks[0], one, _nothing(q))
+    return jax.lax.fori_loop(0, reads.num_blocks[0], one, _nothing(q))
 
 
-def attend_shared(q: jax.Array, layer: Layer, across: bool, plan: DecodePlan) -> Part:
+def attend_shared(q: jax.Array, layer: Layer, across: bool, reads: PoolReads) -> Part:
     """Each slot's attention to its prompt, the members of an entry as one product.
 
     Args:
       q: [S, K, R, Q], scaled.
       layer: keys and values of all pages.
       across: how the keys lie.
-      plan: its `members`, `table` and `count` are read.
+      reads: its `members`, `table` and `count` are read.
 
     Returns:
       [S, K, R] and [S, K, R, Q].
     """
     S, K, R, Q = q.shape
-    W = plan.members.shape[1]
+    W = reads.members.shape[1]
 
     def one(i: jax.Array, part: Part) -> Part:
         def mine(a: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(a, i * TILE, TILE)
 
-        members = mine(plan.members)
+        members = mine(reads.members)
         of_entry = q[jnp.minimum(members, S - 1)]  # S -> E, W
         of_entry = of_entry.swapaxes(1, 2).reshape(TILE, K, W * R, Q)
-        columns = plan.num_columns[0, i]
-        new = attend_table(of_entry, layer, across, mine(plan.table), mine(plan.count), columns)
+        columns = reads.num_columns[0, i]
+        new = attend_table(of_entry, layer, across, mine(reads.table), mine(reads.count), columns)
 
         def put(target: jax.Array, a: jax.Array) -> jax.Array:
             a = a.reshape(TILE, K, W, *target.shape[2:]).swapaxes(1, 2)
@@ -118,7 +118,7 @@ def attend_shared(q: jax.Array, layer: Layer, across: bool, plan: DecodePlan) ->
 
         return jax.tree.map(put, part, new)
 
-    return jax.lax.fori_loop(0, plan.num_tiles[0], one, _nothing(q))
+    return jax.lax.fori_loop(0, reads.num_tiles[0], one, _nothing(q))
 
 
 def attend_table(

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Layer, write
+from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Layer, ListReads, write
 from jaxrl_vr.models.paged_attention import (
     MASKED,
     Part,
@@ -25,6 +25,7 @@ from jaxrl_vr.models.paged_attention import (
     attend_table,
     merge,
 )
+from jaxrl_vr.models.paged_kernel import attend_lists, write_tokens
 from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, spec
 
 New = tuple[jax.Array, jax.Array, jax.Array]
@@ -56,15 +57,19 @@ def decode_attention(
         page = jnp.take_along_axis(plan.write_page, listed, axis=1)[:, 0]
         # What a slot that is done writes may lie behind its pages.
         page = jnp.where(column < columns, page, layer[1].shape[0])
-        layer = write(layer, across, page, own % C, (k, v))
         q = q * q.shape[-1] ** -0.5
+        reads = plan.reads
+        if isinstance(reads, ListReads):
+            layer = write_tokens(layer, page, own % C, (k, v))
+            return attend_lists(q, layer, reads, own + 1, plan.shared_len), layer
+        layer = write(layer, across, page, own % C, (k, v))
         with jax.named_scope("own"):
-            of_own = attend_own(q, layer, across, plan, own)
+            of_own = attend_own(q, layer, across, reads, own)
         with jax.named_scope("shared"):
-            of_prompt = attend_shared(q, layer, across, plan)
+            of_prompt = attend_shared(q, layer, across, reads)
         return merge(of_own, of_prompt).astype(q.dtype), layer
 
-    return _on_shards(local, new, layer, (position, plan), len(plan.num_blocks))
+    return _on_shards(local, new, layer, (position, plan), plan.num_parts)
 
 
 def extend_attention(

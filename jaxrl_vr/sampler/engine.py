@@ -348,7 +348,10 @@ class SlotEngine:
                 positions[d, local] = live.position
                 of_device[d, r] = slot
                 flown.append((d * num_rows + r, slot, live))
-        plan = decode_plan(self._parts, rows, positions, num_rows, self._num_steps, self._context)
+        plan = decode_plan(
+            *(self._parts, rows, positions, num_rows, self._num_steps, self._context),
+            self._sizes.item_pages,
+        )
         # Slots are worth a refill only while something waits for one.
         enough = max(1, self._num_slots // 16) if self._scheduler.pending else self._num_slots
         return flown, of_device.reshape(-1), plan, np.int32(enough)

@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from jaxrl_vr.models.paged import DecodePlan, ExtendPlan
+from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, ListReads, PageList, PoolReads
 from jaxrl_vr.models.paged_attention import TILE
 from jaxrl_vr.sampler.decode import Admission
 from jaxrl_vr.sampler.page_pool import NO_TOKEN
@@ -89,6 +90,7 @@ def decode_plan(
     num_rows: int,
     num_steps: int,
     longest: int,
+    item_pages: int | None,
 ) -> DecodePlan:
     """The plan of one chunk of decode steps.
 
@@ -99,35 +101,35 @@ def decode_plan(
       num_rows: rows of a part's program, at least those in use.
       num_steps: steps of the chunk.
       longest: tokens of the longest request.
+      item_pages: G of the lists that the kernel reads; None for plain XLA.
 
     Returns:
       Arrays on the host.
     """
-    made = [
-        _decode_part(
-            part, of_part, [positions[d, s] for s in of_part], num_rows, num_steps, longest
-        )
-        for d, (part, of_part) in enumerate(zip(parts, rows, strict=True))
-    ]
-    whole: list[Any] = [np.concatenate(arrays) for arrays in zip(*made, strict=True)]
-    return DecodePlan(*whole)
+    made = []
+    for d, (part, of_part) in enumerate(zip(parts, rows, strict=True)):
+        at = [positions[d, slot] for slot in of_part]
+        write_page, first_page, shared_len = _writes(part, of_part, at, num_rows, num_steps)
+        row_of = np.full(part.num_slots, -1, np.int32)
+        row_of[list(of_part)] = np.arange(len(of_part))
+        if item_pages is None:
+            reads = _pool_reads(part, row_of, num_rows, longest)
+        else:
+            reads = _list_reads(part, of_part, row_of, num_rows, longest, item_pages)
+        made.append(DecodePlan(write_page, first_page, shared_len, reads))
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *made)
 
 
-def _decode_part(
+def _writes(
     part: Residents,
     slots: Sequence[int],
     positions: Sequence[int],
     num_rows: int,
     num_steps: int,
-    longest: int,
 ) -> tuple[Any, ...]:
-    pool, C = part.pool, part.pool.page_tokens
-    num_pages = len(pool.slot)
-    row_of = np.full(part.num_slots, -1, np.int32)
-    row_of[list(slots)] = np.arange(len(slots))
-
+    C = part.pool.page_tokens
     ahead = (num_steps + C - 2) // C + 1  # pages that so many tokens may touch
-    write_page = np.full((num_rows, ahead), num_pages, np.int32)
+    write_page = np.full((num_rows, ahead), len(part.pool.slot), np.int32)
     first_page, shared_len = np.zeros((2, num_rows), np.int32)
     for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
         resident = part.of_slot[slot]
@@ -135,7 +137,12 @@ def _decode_part(
         first_page[row] = (position - resident.base) // C
         pages = resident.own.pages[first_page[row] :][:ahead]
         write_page[row, : len(pages)] = pages
+    return write_page, first_page, shared_len
 
+
+def _pool_reads(part: Residents, row_of: np.ndarray, num_rows: int, longest: int) -> PoolReads:
+    pool, C = part.pool, part.pool.page_tokens
+    num_pages = len(pool.slot)
     owner = row_of[pool.slot]
     start = np.where(owner < 0, NO_TOKEN, pool.start).astype(np.int32)
     blocks = np.zeros((1, num_pages // pool.block_pages), np.int32)
@@ -143,19 +150,14 @@ def _decode_part(
     blocks[0, : len(in_use)] = in_use
 
     entries = _entries(part, row_of)
-    num_entries = -(-num_rows // TILE) * TILE
-    members = np.full((num_entries, MEMBERS), num_rows, np.int32)
-    table = np.zeros((num_entries, pool.pages_for(longest)), np.int32)
+    members = _members(entries, num_rows)
+    table = np.zeros((len(members), pool.pages_for(longest)), np.int32)
     count = np.zeros_like(table)
-    columns = np.zeros((1, num_entries // TILE), np.int32)
-    for e, (shared, rows) in enumerate(entries):
-        members[e, : len(rows)] = rows
+    columns = np.zeros((1, len(members) // TILE), np.int32)
+    for e, (shared, _) in enumerate(entries):
         _list_pages(shared, len(shared.ids), C, table[e], count[e])
         columns[0, e // TILE] = max(columns[0, e // TILE], len(shared.pages))
-    return (
-        write_page,
-        first_page,
-        shared_len,
+    arrays: list[Any] = [
         np.maximum(owner, 0),
         start,
         blocks,
@@ -165,7 +167,53 @@ def _decode_part(
         count,
         np.array([-(-len(entries) // TILE)], np.int32),
         columns,
-    )
+    ]
+    return PoolReads(*arrays)
+
+
+def _list_reads(
+    part: Residents,
+    slots: Sequence[int],
+    row_of: np.ndarray,
+    num_rows: int,
+    longest: int,
+    item_pages: int,
+) -> ListReads:
+    G, C, num_pages = item_pages, part.pool.page_tokens, len(part.pool.slot)
+    own = [part.of_slot[slot].own.pages for slot in slots]
+    entries = _entries(part, row_of)
+    members = _members(entries, num_rows)
+    length = np.zeros(len(members), np.int32)
+    place = np.zeros(num_rows, np.int32)
+    for e, (shared, rows) in enumerate(entries):
+        length[e] = len(shared.ids)
+        place[rows] = e * MEMBERS + np.arange(len(rows))
+    # A prompt is listed once for all members that it has in full, and once for the others.
+    most = num_pages + num_rows // MEMBERS * part.pool.pages_for(longest)
+    arrays: list[Any] = [
+        _page_list(own, num_rows + num_pages // G, G, C),
+        _page_list([shared.pages for shared, _ in entries], len(members) + most // G, G, C),
+        length,
+        members,
+        place,
+    ]
+    return ListReads(*arrays)
+
+
+def _page_list(owners: Sequence[Sequence[int]], num_items: int, G: int, C: int) -> PageList:
+    """The pages of each owner, in items of G; at least one, for a kernel runs a step or more."""
+    page = np.zeros((num_items, G), np.int32)
+    owner, start = np.zeros((2, num_items), np.int32)
+    i = 0
+    for o, pages in enumerate(owners):
+        for first in range(0, len(pages), G):
+            mine = pages[first : first + G]
+            page[i] = page[max(i - 1, 0)]
+            page[i, : len(mine)] = mine
+            owner[i], start[i] = o, first * C
+            i += 1
+    arrays: list[Any] = [page, owner, start, np.array([max(i, 1)], np.int32)]
+    return PageList(*arrays)
 
 
 def _entries(part: Residents, row_of: np.ndarray) -> list[tuple[Shared, list[int]]]:
@@ -175,6 +223,13 @@ def _entries(part: Residents, row_of: np.ndarray) -> list[tuple[Shared, list[int
         rows = sorted(int(row_of[slot]) for slot in shared.slots if row_of[slot] >= 0)
         entries += [(shared, rows[i : i + MEMBERS]) for i in range(0, len(rows), MEMBERS)]
     return entries
+
+
+def _members(entries: Sequence[tuple[Shared, list[int]]], num_rows: int) -> np.ndarray:
+    members = np.full((-(-num_rows // TILE) * TILE, MEMBERS), num_rows, np.int32)
+    for e, (_, rows) in enumerate(entries):
+        members[e, : len(rows)] = rows
+    return members
 
 
 def extend_plan(

@@ -96,6 +96,18 @@ class Programs:
         with jax.set_mesh(self._mesh):
             return self._decode(view, state, rows, plan, enough)
 
+    def lower_decode(self, view: Any, rows: Any, plan: DecodePlan, enough: Any) -> Any:
+        """What `decode` runs, lowered for an abstract view and state: to compile it for devices
+        that are not here."""
+        with jax.set_mesh(self._mesh):
+            state = jax.eval_shape(self._empty_of, view)
+            state = jax.tree.map(
+                lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+                state,
+                self._shardings(state),
+            )
+            return self._decode.lower(view, state, rows, plan, enough)
+
     @property
     def num_compiled(self) -> int:
         """Programs compiled so far."""
@@ -141,20 +153,22 @@ class Programs:
         return self._placed(State(slots, pages, state.kept)), emitted
 
     def _placed(self, state: State) -> State:
+        return jax.lax.with_sharding_constraint(state, self._shardings(state))
+
+    def _shardings(self, state: State) -> State:
         slots = (*spec(("slots",), SAMPLE_RULES, self._mesh, (self._sizes.parts,)), None)[0]
 
-        def place(*axes: str | None) -> Any:
-            def one(a: jax.Array) -> jax.Array:
+        def of(*axes: str | None) -> Any:
+            def one(a: Any) -> NamedSharding:
                 heads = spec(axes, SAMPLE_RULES, self._mesh, a.shape[1 : 1 + len(axes)])
-                sharding = NamedSharding(self._mesh, PartitionSpec(slots, *heads))
-                return jax.lax.with_sharding_constraint(a, sharding)
+                return NamedSharding(self._mesh, PartitionSpec(slots, *heads))
 
             return one
 
         return State(
-            jax.tree.map(place(), state.slots),
-            jax.tree.map(place("kv_heads"), state.pages),
-            place()(state.kept),
+            jax.tree.map(of(), state.slots),
+            jax.tree.map(of("kv_heads"), state.pages),
+            of()(state.kept),
         )
 
 

@@ -22,6 +22,9 @@ from jaxrl_vr.types import Request
 _BLOCK_PAGES = 32
 # Share of the memory that the cache takes at most when its size is not given.
 _MEMORY_SHARE = 0.25
+# Of an item of the kernel's lists, keys and values. Two lie in VMEM, of which a kernel has 16 MiB.
+_ITEM_PAGES = 8
+_ITEM_BYTES = 2 * 2**20
 
 
 class EngineConfig(Config):
@@ -42,7 +45,10 @@ class EngineConfig(Config):
     """Keep the entropy of the distribution that each token was drawn from: two passes over the
     logits more."""
     page_tokens: int = Field(default=0, ge=0)
-    """Tokens of a page of the cache; 0: 64 on CPU, else 128."""
+    """Tokens of a page of the cache; 0: 64 on CPU with plain XLA, else 128."""
+    attention: Literal["auto", "xla", "pallas"] = "auto"
+    """Who attends the cache: plain XLA, or a Pallas kernel on TPU (interpreted on CPU, which is for
+    tests). auto: pallas on TPU, else xla."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Sizes:
       steps: of a chunk.
       keys_across: how keys lie in a page.
       entropy: whether the entropy of each token's distribution is kept.
+      item_pages: G, pages that the kernel reads at a time; None without it.
     """
 
     parts: int
@@ -70,6 +77,7 @@ class Sizes:
     steps: int
     keys_across: bool
     entropy: bool
+    item_pages: int | None
 
 
 def cache_sizes(
@@ -84,7 +92,10 @@ def cache_sizes(
       requests: what the cache is to have room for where the config gives no size: for all slots of
         them at their limits, or as many as a share of the memory holds, but for the largest anyway.
     """
-    is_cpu = mesh.devices.flat[0].platform == "cpu"
+    platform = mesh.devices.flat[0].platform
+    has_kernel = _has_kernel(config, platform)
+    # What suits the vector units of a CPU.
+    is_cpu = platform == "cpu" and not has_kernel
     page_tokens = config.page_tokens or (64 if is_cpu else 128)
     parts = _num_parts(config.slots, mesh)
     slots = config.slots // parts
@@ -105,7 +116,18 @@ def cache_sizes(
         steps=config.steps_per_call,
         keys_across=is_cpu,
         entropy=config.entropy,
+        item_pages=_item_pages(model, page_tokens, mesh) if has_kernel else None,
     )
+
+
+def _has_kernel(config: EngineConfig, platform: str) -> bool:
+    """Whether the kernel attends the cache."""
+    if config.attention == "pallas" and platform not in ("tpu", "cpu"):
+        raise ValueError(
+            f'engine.attention = "pallas": the kernel is for TPU, and this is {platform}; '
+            'use "auto" or "xla"'
+        )
+    return config.attention == "pallas" or (config.attention == "auto" and platform == "tpu")
 
 
 def most_pages(page_tokens: int, request: Request) -> int:
@@ -164,6 +186,13 @@ def _page_bytes(model: Model, page_tokens: int, mesh: jax.sharding.Mesh) -> floa
     pages = jax.eval_shape(lambda: model.empty_pages(1, page_tokens, False))
     size = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pages))
     return size / math.gcd(mesh.shape["tensor"], pages.k[0].shape[1])
+
+
+def _item_pages(model: Model, page_tokens: int, mesh: jax.sharding.Mesh) -> int:
+    """Pages of an item: so many that its bytes outweigh the start of a step."""
+    layers = len(jax.eval_shape(lambda: model.empty_pages(1, page_tokens, False)).k)
+    of_layer = _page_bytes(model, page_tokens, mesh) / layers
+    return max(1, min(_ITEM_PAGES, int(_ITEM_BYTES / of_layer)))
 
 
 def _memory(mesh: jax.sharding.Mesh) -> int:

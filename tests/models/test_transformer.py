@@ -109,12 +109,16 @@ def test_gradient_at_padding_is_zero(tiny):
 # Prefill and decode
 
 
-@pytest.mark.parametrize("keys_across", [False, True])
-def test_prefill_then_decode_equals_full_forward(tiny, alone, keys_across):
+@pytest.mark.parametrize(
+    "backend",
+    [{}, {"keys_across": True}, {"item_pages": 2}],
+    ids=["xla", "xla, keys across", "pallas"],
+)
+def test_prefill_then_decode_equals_full_forward(tiny, alone, backend):
     sequences = prompts(tiny.arch)
     view = tiny.model.sampler_view(tiny.params)
     # Full of what an earlier rollout may have left.
-    by_hand = ByHand(tiny.model, view, 3, keys_across=keys_across, fill=100.0)
+    by_hand = ByHand(tiny.model, view, 3, **backend, fill=100.0)
     given = np.asarray([4, 1, 2])
     last = by_hand.prefill([s[:n] for s, n in zip(sequences, given, strict=True)], width=7)
     for i, n in enumerate(given):

@@ -34,8 +34,8 @@ def prompt(seed, length):
     return tuple(random.Random(seed).choices(range(32), k=length))
 
 
-def engine_of(small, mesh, slots=3, steps=5, params=None):
-    config = EngineConfig(slots=slots, steps_per_call=steps)
+def engine_of(small, mesh, slots=3, steps=5, params=None, **rest):
+    config = EngineConfig(slots=slots, steps_per_call=steps, **rest)
     params = small.params if params is None else params
     return SlotEngine(small.model, params, config, mesh, decode=letters)
 
@@ -504,6 +504,22 @@ def test_sharded_equals_one_device_and_outlives_the_learners_buffers(thin, thin_
     jax.jit(lambda p: jax.tree.map(lambda w: 0 * w, p), donate_argnums=0)(params)
     assert all(w.is_deleted() for w in jax.tree.leaves(params))
     done = drain(sharded, [request for request, _ in thin_slow])
+    for request, slow in thin_slow:
+        assert_equals_slow(done[request.id], slow)
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [{"data": 1}, {"data": 2, "tensor": 2}, {"tensor": 4}],
+    ids=["one device", "four devices", "fewer kv heads than tensor"],
+)
+def test_the_kernels_sample_what_the_slow_sampler_does(thin, thin_slow, drain, axes):
+    mesh, params = on_mesh(thin, **axes)
+    # Pages that several items hold, with the last one in part.
+    rest = {"attention": "pallas", "page_tokens": 2}
+    engine = engine_of(thin, mesh, slots=4, steps=5, params=params, **rest)
+    assert engine._sizes.item_pages == 8 and not engine._sizes.keys_across
+    done = drain(engine, [request for request, _ in thin_slow])
     for request, slow in thin_slow:
         assert_equals_slow(done[request.id], slow)
 

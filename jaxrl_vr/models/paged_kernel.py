@@ -1,0 +1,377 @@
+"""Decode attention over listed pages as Pallas kernels: the backend of the TPU.
+
+One writes the new tokens, one gives each shared prompt to all its members at once, and one goes on
+from there with each slot's own pages. The pool is read and written where it lies, each listed page
+once, and nothing of it is gathered or copied. The oracle is paged_attention.py.
+
+S slots, E shared entries, W members of an entry, O owners of pages (slots or entries), I items of a
+list, G pages of an item, P pages of the pool, C tokens of a page, K kv heads, R query heads of a kv
+head, M rows of queries to one kv head, Q head dim.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from jaxrl_vr.arrays import check
+from jaxrl_vr.models.paged import Layer, ListReads, PageList
+from jaxrl_vr.models.paged_attention import MASKED
+
+_LANES = 128  # of a vector register
+_SUBLANES = 8
+_WRITE_BYTES = 2**20  # of VMEM for the rows around new tokens
+
+
+def attend_lists(
+    q: jax.Array, layer: Layer, reads: ListReads, own_len: jax.Array, shared_len: jax.Array
+) -> jax.Array:
+    """Each slot's attention to its prompt and its own tokens.
+
+    Compiled on TPU; elsewhere interpreted, which is slow and for tests.
+
+    Args:
+      q: [S, K, R, Q], scaled.
+      layer: keys and values of all pages, both [P, K, C, Q].
+      reads: which pages.
+      own_len: [S] tokens of the slot's own.
+      shared_len: [S] tokens of its prompt; 0 where it shares none.
+
+    Returns:
+      [S, K, R, Q] in q's dtype, undefined for slots without pages of their own.
+    """
+    check("SKRQ, S, S", q=q, own_len=own_len, shared_len=shared_len)
+    R = q.shape[2]
+    # Whole registers for each head; float32, whose rows can be put together without shuffling.
+    padding = (0, 0), (0, 0), (0, -R % _SUBLANES), (0, 0)
+    rows = jnp.pad(q.astype(jnp.float32), padding)
+    arguments = rows, *layer, reads, own_len, shared_len
+    out = jax.lax.platform_dependent(
+        *arguments,
+        tpu=functools.partial(_attend, interpret=False),
+        default=functools.partial(_attend, interpret=True),
+    )
+    return out[:, :, :R].astype(q.dtype)
+
+
+def write_tokens(layer: Layer, page: jax.Array, offset: jax.Array, new: Layer) -> Layer:
+    """Puts one token a slot into one layer's pages, as `paged.write` does.
+
+    That one is a scatter, for which the compiler may move all keys of a layer into VMEM and back.
+
+    Args:
+      layer: keys and values of all pages, both [P, K, C, Q].
+      page: [S]; a page beyond the pool drops the token. No two slots name one page.
+      offset: [S] place in the page.
+      new: keys and values, each [S, K, Q].
+
+    Returns:
+      The layer's pages after.
+    """
+    check("PKCQ, PKCQ, S, S, SKQ", k=layer[0], v=layer[1], page=page, offset=offset, new=new[0])
+    tokens = [a.astype(layer[1].dtype).astype(jnp.float32)[:, :, None] for a in new]
+    return jax.lax.platform_dependent(
+        *(page, offset, *tokens, *layer),
+        tpu=functools.partial(_write, interpret=False),
+        default=functools.partial(_write, interpret=True),
+    )
+
+
+def _write(
+    page: jax.Array,
+    offset: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    *,
+    interpret: bool,
+) -> Layer:
+    num_slots, (P, K, C, Q), dtype = len(page), values.shape, values.dtype
+    # A copy cannot write less than the rows that share a register.
+    rows = math.gcd(C, _SUBLANES * 4 // dtype.itemsize)
+    tile = K, rows, Q
+    at_once = max(1, min(num_slots, _WRITE_BYTES // (2 * math.prod(tile) * dtype.itemsize)))
+    whole = pl.BlockSpec(memory_space=pltpu.HBM)
+    of_slots = pl.BlockSpec((at_once, K, 1, Q), lambda i, *_: (i, 0, 0, 0))
+    keys, values = pl.pallas_call(
+        functools.partial(_write_slots, num_slots, P),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(pl.cdiv(num_slots, at_once),),
+            in_specs=[of_slots, of_slots, whole, whole],
+            out_specs=[whole, whole],
+            scratch_shapes=[
+                pltpu.VMEM((2, at_once, *tile), dtype),
+                pltpu.SemaphoreType.DMA((2,)),
+            ],
+        ),
+        out_shape=[pltpu.HBM(values.shape, dtype)] * 2,
+        input_output_aliases={4: 0, 5: 1},
+        interpret=interpret,
+        name="write_tokens",
+    )(page, offset, k, v, keys, values)
+    return keys, values
+
+
+def _write_slots(num_slots: int, num_pages: int, *refs: Any) -> None:
+    """Fetches the rows around the new tokens of some slots, puts those in, and sends all back."""
+    page, offset, k, v, _, _, keys, values, tiles, done = refs
+    _, at_once, _, rows, _ = tiles.shape
+    first = pl.program_id(0) * at_once
+
+    def of_slots(act: Callable[[int, int], None]) -> None:
+        def one(i: int, _: None) -> None:
+            slot = first + i
+            is_there = slot < num_slots
+            slot = jnp.minimum(slot, num_slots - 1)
+            pl.when(is_there & (page[slot] < num_pages))(lambda: act(i, slot))
+
+        jax.lax.fori_loop(0, at_once, one, None)
+
+    def copies(i: int, slot: int, is_back: bool) -> list[Any]:
+        begin = pl.multiple_of(offset[slot] // rows * rows, rows)
+        made = []
+        for n, pool in enumerate((keys, values)):
+            ends = pool.at[page[slot], :, pl.ds(begin, rows)], tiles.at[n, i]
+            ends = ends[::-1] if is_back else ends
+            made.append(pltpu.make_async_copy(*ends, done.at[int(is_back)]))
+        return made
+
+    def start(is_back: bool) -> Callable[[int, int], None]:
+        def act(i: int, slot: int) -> None:
+            for copy in copies(i, slot, is_back):
+                copy.start()
+
+        return act
+
+    def wait(is_back: bool) -> Callable[[int, int], None]:
+        def act(i: int, slot: int) -> None:
+            for copy in copies(i, slot, is_back):
+                copy.wait()
+
+        return act
+
+    def put(i: int, slot: int) -> None:
+        for n, new in enumerate((k, v)):
+            tile = tiles[n, i].astype(jnp.float32)
+            row = jax.lax.broadcasted_iota(jnp.int32, tile.shape, 1)
+            tile = jnp.where(row == offset[slot] % rows, new[i], tile)
+            tiles[n, i] = tile.astype(tiles.dtype)
+
+    for act in (start(False), wait(False), put, start(True), wait(True)):
+        of_slots(act)
+
+
+def _attend(
+    q: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    reads: ListReads,
+    own_len: jax.Array,
+    shared_len: jax.Array,
+    *,
+    interpret: bool,
+) -> jax.Array:
+    S, K, M, Q = q.shape
+    E, W = reads.members.shape
+    G = reads.own.page.shape[1]
+    # A kernel's operand that fits into VMEM the compiler may move there as a whole.
+    if not interpret:
+        keys, values = (pltpu.with_memory_space_constraint(a, pltpu.HBM) for a in (keys, values))
+    pages = [*[keys] * G, *[values] * G]
+    float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    members = jnp.minimum(reads.members, S - 1).reshape(-1)
+    of_prompts = pl.pallas_call(
+        functools.partial(_prompt_item, W, G),
+        grid_spec=prompt_grid(q.shape, values.shape, (E, W), reads.shared, G),
+        out_shape=[float32((E, K, W * M, _LANES)), float32((E, K, W * M, Q))],
+        interpret=interpret,
+        name="attend_prompts",
+    )(*_scalars(reads.shared), reads.length, members, *[q] * W, *pages)
+    return pl.pallas_call(
+        functools.partial(_own_item, G),
+        grid_spec=own_grid(q.shape, values.shape, W, reads.own, G),
+        out_shape=jax.ShapeDtypeStruct(q.shape, values.dtype),
+        interpret=interpret,
+        name="attend_own",
+    )(*_scalars(reads.own), own_len, shared_len, reads.place, q, *of_prompts, *pages)
+
+
+def _scalars(pages: PageList) -> tuple[jax.Array, ...]:
+    return pages.page.reshape(-1), pages.owner, pages.start
+
+
+# Index maps get the step and the arrays of scalars: page, owner, start, and what each kernel adds.
+
+
+def prompt_grid(
+    q: tuple[int, ...], values: tuple[int, ...], members: tuple[int, int], pages: PageList, G: int
+) -> pltpu.PrefetchScalarGridSpec:
+    """The steps of the kernel for prompts, and the blocks that each reads and writes.
+
+    Args:
+      q: [S, K, M, Q].
+      values: [P, K, C, Q].
+      members: E, W.
+      pages: the list; its number of items is the number of steps.
+      G: pages of an item.
+    """
+    _, K, M, Q = q
+    _, W = members
+
+    def of_member(w: int, i: Any, page: Any, owner: Any, start: Any, length: Any, slot: Any) -> Any:
+        return slot[owner[i] * W + w], 0, 0, 0
+
+    def of_owner(i: Any, page: Any, owner: Any, *_: Any) -> Any:
+        return owner[i], 0, 0, 0
+
+    return pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=5,
+        grid=(pages.num_items[0],),
+        in_specs=[
+            *[pl.BlockSpec((1, K, M, Q), functools.partial(of_member, w)) for w in range(W)],
+            *_page_blocks(values, G),
+        ],
+        out_specs=[
+            pl.BlockSpec((1, K, W * M, _LANES), of_owner),
+            pl.BlockSpec((1, K, W * M, Q), of_owner),
+        ],
+    )
+
+
+def own_grid(
+    q: tuple[int, ...], values: tuple[int, ...], W: int, pages: PageList, G: int
+) -> pltpu.PrefetchScalarGridSpec:
+    """The steps of the kernel for own tokens, and the blocks that each reads and writes."""
+    _, K, M, Q = q
+
+    def of_owner(i: Any, page: Any, owner: Any, *_: Any) -> Any:
+        return owner[i], 0, 0, 0
+
+    def of_place(i: Any, page: Any, owner: Any, start: Any, own: Any, shared: Any, at: Any) -> Any:
+        place = at[owner[i]]
+        return place // W, 0, place % W, 0
+
+    return pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=6,
+        grid=(pages.num_items[0],),
+        in_specs=[
+            pl.BlockSpec((1, K, M, Q), of_owner),
+            pl.BlockSpec((1, K, M, _LANES), of_place),
+            pl.BlockSpec((1, K, M, Q), of_place),
+            *_page_blocks(values, G),
+        ],
+        out_specs=pl.BlockSpec((1, K, M, Q), of_owner),
+        scratch_shapes=[
+            pltpu.VMEM((K, M, _LANES), jnp.float32),
+            pltpu.VMEM((K, M, Q), jnp.float32),
+        ],
+    )
+
+
+def _page_blocks(values: tuple[int, ...], G: int) -> list[pl.BlockSpec]:
+    """Blocks of the keys of an item's pages, then of their values."""
+
+    def of_page(g: int, i: Any, page: Any, *_: Any) -> Any:
+        return page[i * G + g], 0, 0, 0
+
+    blocks = [pl.BlockSpec((1, *values[1:]), functools.partial(of_page, g)) for g in range(G)]
+    return blocks * 2
+
+
+def _prompt_item(W: int, G: int, *refs: Any) -> None:
+    """One item of a prompt: the results stay in VMEM until the owner changes."""
+    (_, owner, start, length, _), refs = refs[:5], refs[5:]
+    q, keys, values, (stats, out) = refs[:W], refs[W : W + G], refs[W + G : -2], refs[-2:]
+    i = pl.program_id(0)
+
+    @pl.when(start[i] == 0)
+    def _() -> None:
+        stats[0] = _nothing(stats.shape[1:])
+        out[...] = jnp.zeros_like(out)
+
+    left = length[owner[i]] - start[i]
+    for k in range(out.shape[1]):
+        rows = jnp.concatenate([ref[0, k] for ref in q])
+        before = stats[0, k], out[0, k]
+        stats[0, k], out[0, k] = _add(before, rows, k, keys, values, left)
+
+
+def _own_item(G: int, *refs: Any) -> None:
+    """One item of a slot, behind its prompt or the items before."""
+    (_, owner, start, own_len, shared_len, _), refs = refs[:6], refs[6:]
+    (q, prompt_stats, prompt_out), refs = refs[:3], refs[3:]
+    keys, values, (out, stats, total) = refs[:G], refs[G : 2 * G], refs[2 * G :]
+    i = pl.program_id(0)
+
+    @pl.when(start[i] == 0)
+    def _() -> None:
+        # Of a slot that shares no prompt the block is another's, or undefined.
+        is_shared = shared_len[owner[i]] > 0
+        stats[...] = jnp.where(is_shared, prompt_stats[0], _nothing(stats.shape))
+        total[...] = jnp.where(is_shared, prompt_out[0], 0.0)
+
+    left = own_len[owner[i]] - start[i]
+    for k in range(out.shape[1]):
+        stats[k], total[k] = _add((stats[k], total[k]), q[0, k], k, keys, values, left)
+        out[0, k] = (total[k] / stats[k][:, 1:2]).astype(out.dtype)
+
+
+def _nothing(shape: tuple[int, ...]) -> jax.Array:
+    """Statistics of no tokens: the largest score in lane 0, the sum in lane 1."""
+    return jnp.where(_lane(shape) == 0, MASKED, 0.0)
+
+
+def _add(
+    before: tuple[jax.Array, jax.Array],
+    q: jax.Array,
+    k: int,
+    keys: Sequence[Any],
+    values: Sequence[Any],
+    left: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Adds the tokens of an item to statistics and weighted values, [M, lanes] and [M, Q].
+
+    Args:
+      before: what the items before gave.
+      q: [M, Q].
+      k: kv head.
+      keys: of each page, [1, K, C, Q].
+      values: likewise.
+      left: tokens from the item's first on; what stands behind is not the owner's.
+    """
+    stats, out = before
+    C = values[0].shape[2]
+    peak, total = stats[:, :1], stats[:, 1:2]
+    of_item = jnp.concatenate([ref[0, k] for ref in keys])
+    scores = _product(q.astype(of_item.dtype), of_item, 1)
+    seen = _lane(scores.shape) < left
+    scores = jnp.where(seen, scores, MASKED)
+    new_peak = jnp.maximum(peak, jnp.max(scores, axis=1, keepdims=True))
+    weight = jnp.where(seen, jnp.exp(scores - new_peak), 0.0)
+    scale = jnp.exp(peak - new_peak)
+    # Behind an owner's pages stand those of another, of which nothing may come through: 0 x inf
+    # would be NaN.
+    v = jnp.concatenate([jnp.where(g * C < left, ref[0, k], 0) for g, ref in enumerate(values)])
+    out = out * scale + _product(weight.astype(v.dtype), v, 0)
+    total = total * scale + jnp.sum(weight, axis=1, keepdims=True)
+    return jnp.where(_lane(stats.shape) == 0, new_peak, total), out
+
+
+def _product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
+    """Contracts the last axis of `a` with one of `b`, in float32."""
+    return jax.lax.dot_general(
+        a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32
+    )
+
+
+def _lane(shape: tuple[int, ...]) -> jax.Array:
+    return jax.lax.broadcasted_iota(jnp.int32, shape, len(shape) - 1)

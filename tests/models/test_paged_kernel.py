@@ -1,0 +1,189 @@
+"""The kernels over listed pages, interpreted: against a loop over tokens, and against plain XLA."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_vr.models import paged_kernel
+from jaxrl_vr.models.paged import ListReads, PageList, PoolReads, write
+from jaxrl_vr.models.paged_attention import attend_own, attend_shared, merge
+from jaxrl_vr.models.paged_kernel import attend_lists, write_tokens
+from jaxrl_vr.sampler.page_pool import PagePool
+from jaxrl_vr.sampler.plans import decode_plan
+from jaxrl_vr.sampler.residents import Residents
+from jaxrl_vr.types import Request, Sampling
+
+K, C, Q = 2, 8, 16
+SLOTS, PAGES, CONTEXT = 20, 96, 64
+
+# Of each slot: its prompt (None: alone), the tokens of that, its own tokens.
+CASES = {
+    "one slot, one token": {0: (None, 0, 1)},
+    "one full page": {3: (None, 0, C)},
+    "full items": {0: (None, 0, 4 * C), 1: (None, 0, 8 * C)},
+    "ragged": {
+        0: (None, 0, 5),
+        1: (None, 0, 41),
+        4: (None, 0, 8),
+        9: (None, 0, 60),
+        11: (None, 0, 1),
+    },
+    "a prompt, all members": {s: (0, 19, 3 + s) for s in range(8)},
+    "a prompt, members missing": {2: (0, 8, 9), 5: (0, 8, 30), 19: (0, 8, 1)},
+    "two prompts and slots alone": {
+        0: (0, 33, 4),
+        1: (None, 0, 17),
+        2: (1, 3, 8),
+        3: (0, 33, 25),
+        6: (1, 3, 1),
+        7: (None, 0, 9),
+    },
+    "more members than an entry has": {s: (0, 50, 1 + s) for s in range(19)},
+}
+
+
+def resident(case, order):
+    """The cache of a case, in pages that are taken in no particular order."""
+    part = Residents(PagePool(PAGES, C, 4), SLOTS, 3 * SLOTS)
+    for slot in order.permutation(list(case)).tolist():
+        prompt, length, own = case[slot]
+        ids = (0,) if prompt is None else (1 + prompt, *range(2, length + 1))
+        request = Request(slot, ids, (0, 0, 0, 0), Sampling(CONTEXT))
+        # Prompts of slots alone lie in their own pages.
+        part.add(slot, request, own - (prompt is None), prompt is not None)
+    return part
+
+
+def plans(case, part, G, rows=SLOTS):
+    """The kernel's plan and that of plain XLA."""
+    slots = sorted(case)
+    positions = {(0, s): case[s][1] + case[s][2] - 1 for s in slots}
+    return [
+        decode_plan([part], [slots], positions, rows, 1, CONTEXT, item_pages)
+        for item_pages in (G, None)
+    ]
+
+
+def naive(q, layer, pages):
+    """Attention of one slot's queries, [K, R, Q], to the tokens of pages, in float64."""
+    k, v = (
+        np.concatenate([a[page, :, :count].astype(np.float64) for page, count in pages], axis=1)
+        for a in layer
+    )
+    scores = np.einsum("KRQ,KCQ->KRC", q, k)
+    weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.einsum("KRC,KCQ->KRQ", weight / weight.sum(axis=-1, keepdims=True), v)
+
+
+@jax.jit
+def plain(q, layer, reads, own):
+    """The oracle."""
+    return merge(attend_own(q, layer, False, reads, own - 1), attend_shared(q, layer, False, reads))
+
+
+def pages_of(text, tokens):
+    """Pages of a text and how many of its tokens each holds."""
+    return [(page, min(tokens - C * i, C)) for i, page in enumerate(text.pages) if tokens > C * i]
+
+
+def arrays(seed, R):
+    rng = np.random.default_rng(seed)
+    q = rng.normal(size=(SLOTS, K, R, Q)).astype(np.float32)
+    layer = tuple(rng.normal(size=(PAGES, K, C, Q)).astype(np.float32) for _ in range(2))
+    return rng, q, layer
+
+
+def lengths(case):
+    own, shared = np.zeros((2, SLOTS), np.int32)
+    for row, slot in enumerate(sorted(case)):
+        own[row], shared[row] = case[slot][2], case[slot][1]
+    return own, shared
+
+
+@pytest.mark.parametrize("G", [1, 4])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_equals_a_loop_and_plain_xla(case, G):
+    rng, q, layer = arrays(0, R=3)
+    part = resident(case, rng)
+    listed, pool = plans(case, part, G)
+    own, shared = lengths(case)
+    assert isinstance(listed.reads, ListReads) and isinstance(pool.reads, PoolReads)
+    out = jax.jit(attend_lists)(q, layer, listed.reads, own, shared)
+    oracle = plain(q, layer, pool.reads, own)
+    for row, slot in enumerate(sorted(case)):
+        at = part.of_slot[slot]
+        pages = pages_of(at.own, own[row])
+        if at.shared is not None:
+            pages = pages_of(at.shared, shared[row]) + pages
+        np.testing.assert_allclose(out[row], naive(q[row], layer, pages), atol=1e-5)
+        np.testing.assert_allclose(out[row], oracle[row], atol=1e-5)
+
+
+@pytest.mark.parametrize("R", [1, 6, 8, 9])
+def test_query_heads_need_not_fill_registers(R):
+    case = CASES["two prompts and slots alone"]
+    rng, q, layer = arrays(1, R)
+    part = resident(case, rng)
+    (listed, _), (own, shared) = plans(case, part, 2), lengths(case)
+    out = jax.jit(attend_lists)(q, layer, listed.reads, own, shared)
+    assert out.shape == q.shape
+    for head in range(R):
+        one = np.ascontiguousarray(q[:, :, head : head + 1])
+        alone = jax.jit(attend_lists)(one, layer, listed.reads, own, shared)
+        np.testing.assert_allclose(out[: len(case), :, head], alone[: len(case), :, 0], atol=1e-6)
+
+
+def test_what_is_not_finite_stays_with_its_slot():
+    case = CASES["two prompts and slots alone"]
+    rng, q, layer = arrays(2, R=3)
+    part = resident(case, rng)
+    (listed, _), (own, shared) = plans(case, part, 4), lengths(case)
+    clean = jax.jit(attend_lists)(q, layer, listed.reads, own, shared)
+    broken = 1  # the row of a slot whose pages others have behind theirs
+    for a in layer:
+        a[part.of_slot[sorted(case)[broken]].own.pages] = np.nan
+    out = jax.jit(attend_lists)(q, layer, listed.reads, own, shared)
+    assert np.isnan(out[broken]).all()
+    for row in set(range(len(case))) - {broken}:
+        np.testing.assert_array_equal(out[row], clean[row])
+
+
+def test_a_plan_without_slots_has_a_step_for_each_kernel():
+    part = Residents(PagePool(PAGES, C, 4), SLOTS, 3 * SLOTS)
+    listed, _ = plans({}, part, 4)
+    assert [p.num_items.tolist() for p in (listed.reads.own, listed.reads.shared)] == [[1], [1]]
+    _, q, layer = arrays(3, R=3)
+    out = jax.jit(attend_lists)(q, layer, listed.reads, *lengths({}))
+    assert out.shape == q.shape
+
+
+def test_a_place_behind_an_owners_pages_repeats_what_stood_there():
+    case = {0: (None, 0, 3 * C), 1: (None, 0, 6 * C)}
+    part = resident(case, np.random.default_rng(4))
+    pages: PageList = plans(case, part, 4)[0].reads.own
+    first, second = (part.of_slot[slot].own.pages for slot in (0, 1))
+    expected = [[*first, 0], second[:4], [*second[4:], *second[2:4]]]
+    np.testing.assert_array_equal(pages.page[:3], expected)
+    np.testing.assert_array_equal(pages.owner[:3], [0, 1, 1])
+    np.testing.assert_array_equal(pages.start[:3], [0, 0, 4 * C])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jax.numpy.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("num_slots", [1, 20])
+def test_writes_what_the_scatter_writes(num_slots, dtype, monkeypatch):
+    # Three slots at a time, so that the last step has fewer.
+    tile = 8 if dtype == np.float32 else 16
+    monkeypatch.setattr(
+        paged_kernel, "_WRITE_BYTES", 3 * 2 * K * tile * Q * np.dtype(dtype).itemsize
+    )
+    rng, _, layer = arrays(5, R=1)
+    layer = tuple(a.reshape(PAGES // 4, K, 4 * C, Q).astype(dtype) for a in layer)
+    page = rng.permutation(PAGES // 4)[:num_slots].astype(np.int32)
+    page[num_slots // 2 :: 5] = PAGES // 4  # dropped
+    offset = rng.integers(0, 4 * C, num_slots).astype(np.int32)
+    new = tuple(rng.normal(size=(num_slots, K, Q)).astype(np.float32) for _ in range(2))
+    found = jax.jit(write_tokens)(layer, page, offset, new)
+    expected = jax.jit(write, static_argnums=1)(layer, False, page, offset, new)
+    for a, b, before in zip(found, expected, layer, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert (np.asarray(a) != before).any() == (page < PAGES // 4).any()
