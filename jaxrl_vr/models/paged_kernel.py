@@ -127,8 +127,8 @@ def _write_slots(num_slots: int, num_pages: int, *refs: Any) -> None:
     _, at_once, _, rows, _ = tiles.shape
     first = pl.program_id(0) * at_once
 
-    def of_slots(act: Callable[[int, int], None]) -> None:
-        def one(i: int, _: None) -> None:
+    def of_slots(act: Callable[[Any, Any], None]) -> None:
+        def one(i: Any, _: None) -> None:
             slot = first + i
             is_there = slot < num_slots
             slot = jnp.minimum(slot, num_slots - 1)
