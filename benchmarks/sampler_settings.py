@@ -26,8 +26,9 @@ from benchmarks.sampler_limits import (
 from benchmarks.sampler_peers import Job, Peer, started
 from benchmarks.sampler_runs import Loaded, Runs, line, on_chip, requests_of, weight_sync
 from jaxrl_vr.data.tokenizer import HFTokenizer
-from jaxrl_vr.sampler.decode import Admission
+from jaxrl_vr.sampler.endings import Endings
 from jaxrl_vr.sampler.engine import SlotEngine
+from jaxrl_vr.sampler.scheduler import Live
 from jaxrl_vr.types import Request, Rollout
 
 
@@ -77,12 +78,24 @@ class EndsAt(SlotEngine):
 
     lengths: Mapping[int, int] = {}  # by id of the request
 
-    def _admission(self, slots: Sequence[int]) -> Admission:
-        new = super()._admission(slots)
-        limit = np.array(new.limit)
-        for i, slot in enumerate(slots):
-            limit[i] = self.lengths[self._scheduler.live[slot].request.id]
-        return dataclasses.replace(new, limit=limit)
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._endings = _Drawn(self)
+
+
+class _Drawn(Endings):
+    """The ends of an `EndsAt`."""
+
+    def __init__(self, engine: EndsAt):
+        super().__init__(None, 0)
+        self._engine = engine
+
+    def limit(self, live: Live) -> int:
+        return self._engine.lengths[live.request.id]
+
+    def stop(self, live: Live, searched: int) -> int | None:
+        length = self.limit(live)
+        return length if len(live.token_ids) == length else None
 
 
 def full(loaded: Loaded, setting: Full, repeats: int, pythons: Mapping[str, str]) -> dict[str, Any]:
