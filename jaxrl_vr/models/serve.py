@@ -26,7 +26,7 @@ from jaxrl_vr.models.paged_attention import (
     merge,
 )
 from jaxrl_vr.models.paged_kernel import attend_lists, write_tokens
-from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, spec
+from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, num_shards, spec
 
 New = tuple[jax.Array, jax.Array, jax.Array]
 """q, k and v of new tokens."""
@@ -54,19 +54,27 @@ def decode_attention(
         own = position - plan.shared_len
         column = jnp.clip(own // C - plan.first_page, 0, columns - 1)
         page = jnp.take_along_axis(plan.write_page, column[:, None], axis=1)[:, 0]
-        q = q * q.shape[-1] ** -0.5
         reads = plan.reads
         if isinstance(reads, ListReads):
             layer = write_tokens(layer, page, own % C, (k, v))
-            return attend_lists(q, layer, reads, own + 1, plan.shared_len), layer
+            rows = q.reshape(len(q), -1, q.shape[-1])  # K, R -> H
+            out = attend_lists(rows, layer, reads, own + 1, plan.shared_len)
+            return out.reshape(q.shape), layer
         layer = write(layer, across, page, own % C, (k, v))
+        q = q * q.shape[-1] ** -0.5
         with jax.named_scope("own"):
             of_own = attend_own(q, layer, across, reads, own)
         with jax.named_scope("shared"):
             of_prompt = attend_shared(q, layer, across, reads)
         return merge(of_own, of_prompt).astype(q.dtype), layer
 
-    return _on_shards(local, new, layer, (position, plan))
+    q, k, v = new
+    S, K, R, Q = q.shape
+    if isinstance(plan.reads, ListReads) and _are_split_alike(K, K * R):
+        # In one axis the heads keep the layout that the products around have them in.
+        new = q.reshape(S, K * R, Q), k, v  # K, R -> H
+    out, layer = _on_shards(local, new, layer, (position, plan))
+    return out.reshape(q.shape), layer  # H -> K, R
 
 
 def extend_attention(
@@ -111,6 +119,12 @@ def extend_attention(
     return _on_shards(local, new, layer, (plan,))
 
 
+def _are_split_alike(kv_heads: int, heads: int) -> bool:
+    """Whether each device has the query heads of its kv heads, and no others."""
+    of_kv = num_shards(("kv_heads",), (kv_heads,), SAMPLE_RULES)
+    return of_kv == num_shards(("heads",), (heads,), SAMPLE_RULES)
+
+
 def _on_shards(local: Callable[..., Any], new: New, layer: Layer, rest: tuple[Any, ...]) -> Any:
     """`local` for the slots, pages and heads of each device."""
     mesh = current_mesh()
@@ -122,7 +136,8 @@ def _on_shards(local: Callable[..., Any], new: New, layer: Layer, rest: tuple[An
         named = (*axes, *[None] * (a.ndim - len(axes)))
         return spec(named, SAMPLE_RULES, mesh, a.shape)
 
-    heads = of(q, "slots", "kv_heads", "heads"), of(k, "slots", "kv_heads")
+    of_q = ("kv_heads", "heads") if q.ndim > k.ndim else ("heads",)
+    heads = of(q, "slots", *of_q), of(k, "slots", "kv_heads")
     pages = of(layer[1], "slots", "kv_heads")
     specs = (heads[0], heads[1], heads[1]), (pages, pages)
     return jax.shard_map(

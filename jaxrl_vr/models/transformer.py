@@ -149,9 +149,17 @@ class Transformer:
     def sampler_view(self, params: Params) -> Any:
         """The same weights cast and unstacked: decoding with scanned layers copies them."""
         cast = self._cast(params)
-        layers = [
-            jax.tree.map(lambda w, i=i: w[i], cast["layers"]) for i in range(self.arch.layers)
-        ]
+
+        def scale(path: Any, w: jax.Array) -> jax.Array:
+            # As `rms_norm` uses them: casting one is an operation of its own on TPU.
+            return w.astype(jnp.float32) if path[-1].key.endswith("norm") else w
+
+        cast = jax.tree_util.tree_map_with_path(scale, cast)
+        stacked = dict(cast["layers"])
+        for name in ("q", "k", "v"):
+            # With few heads in the axes that it tiles, the TPU moves them into another layout.
+            stacked[f"{name}_rows"] = stacked.pop(name).transpose(0, 2, 3, 1)
+        layers = [jax.tree.map(lambda w, i=i: w[i], stacked) for i in range(self.arch.layers)]
         view = {"embed": cast["embed"], "norm": cast["norm"], "layers": layers}
         return view if self.arch.tied else {**view, "head": cast["head"]}
 
@@ -259,7 +267,7 @@ def block(
 
     Args:
       arch: sizes and family.
-      weights: one layer's parameters in the compute dtype.
+      weights: one layer's parameters in the compute dtype, as `declare` or `sampler_view` has them.
       x: [B, T, D].
       rotary: cos and sin, each [B, T, Q / 2] float32.
       attend: (q [B, T, H, Q], k [B, T, K, Q], v [B, T, K, Q]) -> [B, T, H, Q].
@@ -269,9 +277,7 @@ def block(
     """
     with jax.named_scope("attention"):
         h = rms_norm(x, weights["attn_norm"], arch.norm_eps)
-        q = jnp.einsum("BTD,DHQ->BTHQ", h, weights["q"])
-        k = jnp.einsum("BTD,DKQ->BTKQ", h, weights["k"])
-        v = jnp.einsum("BTD,DKQ->BTKQ", h, weights["v"])
+        q, k, v = (_heads(h, weights, name) for name in ("q", "k", "v"))
         if arch.has_qkv_bias:
             q, k, v = (
                 a + weights[f"{n}_bias"][None, None] for n, a in (("q", q), ("k", k), ("v", v))
@@ -286,6 +292,13 @@ def block(
         gate = jax.nn.silu(jnp.einsum("BTD,DF->BTF", h, weights["gate"]))
         up = jnp.einsum("BTD,DF->BTF", h, weights["up"])
         return x + jnp.einsum("BTF,FD->BTD", gate * up, weights["down"])
+
+
+def _heads(h: jax.Array, weights: Params, name: str) -> jax.Array:
+    """[B, T, D] -> [B, T, H, Q], by weights as `declare` or as `sampler_view` has them."""
+    if name in weights:
+        return jnp.einsum("BTD,DHQ->BTHQ", h, weights[name])
+    return jnp.einsum("BTD,HQD->BTHQ", h, weights[f"{name}_rows"])
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
