@@ -69,6 +69,7 @@ def memory(compiled: Any) -> dict[str, int]:
         "temp_bytes": found.temp_size_in_bytes,
         "argument_bytes": found.argument_size_in_bytes,
         "output_bytes": found.output_size_in_bytes,
+        "alias_bytes": found.alias_size_in_bytes,
     }
 
 

@@ -33,7 +33,7 @@ from benchmarks.machine import versions
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.paged import DecodePlan, ListReads
 from jaxrl_vr.models.paged_kernel import own_grid, prompt_grid
-from jaxrl_vr.models.params import is_param
+from jaxrl_vr.models.params import abstract, is_param
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sampler.plans import decode_plan
 from jaxrl_vr.sampler.programs import Programs
@@ -112,10 +112,6 @@ def compiled_for_tpu(case: Case, attention: str) -> dict[str, Any]:
     lowered = Programs(model, sizes, mesh).lower_decode(view, rows, plan, enough)
     compiled = lowered.compile()
     text = compiled.as_text() or ""
-    import os
-
-    if os.environ.get("DUMP"):
-        open(os.environ["DUMP"], "w").write(text)
     return {
         "benchmark": "decode_tpu",
         "model": case.model,
@@ -170,14 +166,18 @@ def report(case: Case, sizes: Sizes, plan: DecodePlan, view: Any, text: str) -> 
 def abstract_view(model: Transformer, mesh: jax.sharding.Mesh) -> Any:
     """The sampler's weights without their values, split as the sampler splits them."""
     declared = model.declare()
+    axes: dict[str, Any] = {name: p.axes for name, p in declared.items() if is_param(p)}
+    layer = {name: p.axes[1:] for name, p in declared["layers"].items()}
+    for name in ("q", "k", "v"):
+        embed, *rest = layer.pop(name)
+        layer[f"{name}_rows"] = (*rest, embed)
 
-    def one(axes: Any, shape: Any) -> Any:
-        sharding = sharding_of(axes, SAMPLE_RULES, mesh, shape)
-        return jax.ShapeDtypeStruct(shape, model.dtype, sharding=sharding)
+    def one(a: Any, axes: Any) -> Any:
+        sharding = sharding_of(axes, SAMPLE_RULES, mesh, a.shape)
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
 
-    view = {name: one(p.axes, p.shape) for name, p in declared.items() if is_param(p)}
-    layer = {name: one(p.axes[1:], p.shape[1:]) for name, p in declared["layers"].items()}
-    return {**view, "layers": [layer] * model.arch.layers}
+    view = jax.eval_shape(model.sampler_view, abstract(declared, SAMPLE_RULES, mesh))
+    return jax.tree.map(one, view, {**axes, "layers": [layer] * model.arch.layers})
 
 
 def weight_bytes(view: Any) -> int:
@@ -245,12 +245,12 @@ def cache_copies(program: Program, body: str, sizes: Sizes, case: Case) -> int:
 def kernel_bytes(reads: ListReads, sizes: Sizes, case: Case) -> int:
     """Bytes that the kernels read and write in one layer of a step."""
     K, Q = case.arch.kv_heads // case.tensor, case.arch.head_dim
-    M = -(-case.arch.heads // case.arch.kv_heads // 8) * 8
     W, G = reads.members.shape[1], reads.own.page.shape[1]
-    q, pool = (sizes.slots, K, M, Q), (sizes.pages, K, sizes.page_tokens, Q)
+    q = sizes.slots, case.arch.heads // case.tensor, Q
+    pool = sizes.pages, K, sizes.page_tokens, Q
     lists = [(p.page.reshape(-1), p.owner, p.start) for p in (reads.shared, reads.own)]
     members = np.minimum(reads.members, sizes.slots - 1).reshape(-1)
-    prompts = prompt_grid(q, pool, reads.members.shape, reads.shared, G)
+    prompts = prompt_grid(q, pool, W, reads.shared, G)
     own = own_grid(q, pool, W, reads.own, G)
     return _moved(prompts, G, (*lists[0], None, members)) + _moved(
         own, G, (*lists[1], None, None, reads.place)

@@ -4,9 +4,9 @@ One writes the new tokens, one gives each shared prompt to all its members at on
 from there with each slot's own pages. The pool is read and written where it lies, each listed page
 once, and nothing of it is gathered or copied. The oracle is paged_attention.py.
 
-S slots, E shared entries, W members of an entry, O owners of pages (slots or entries), I items of a
-list, G pages of an item, P pages of the pool, C tokens of a page, K kv heads, R query heads of a kv
-head, M rows of queries to one kv head, Q head dim.
+S slots, E shared entries, W members of an entry, I items of a list, G pages of an item, P pages of
+the pool, C tokens of a page, H query heads, K kv heads, R query heads of a kv head, M rows of
+queries to one kv head, Q head dim.
 """
 
 from __future__ import annotations
@@ -38,27 +38,21 @@ def attend_lists(
     Compiled on TPU; elsewhere interpreted, which is slow and for tests.
 
     Args:
-      q: [S, K, R, Q], scaled.
+      q: [S, H, Q], those of a kv head together.
       layer: keys and values of all pages, both [P, K, C, Q].
       reads: which pages.
       own_len: [S] tokens of the slot's own.
       shared_len: [S] tokens of its prompt; 0 where it shares none.
 
     Returns:
-      [S, K, R, Q] in q's dtype, undefined for slots without pages of their own.
+      [S, H, Q] in the values' dtype, undefined for slots without pages of their own.
     """
-    check("SKRQ, S, S", q=q, own_len=own_len, shared_len=shared_len)
-    R = q.shape[2]
-    # Whole registers for each head; float32, whose rows can be put together without shuffling.
-    padding = (0, 0), (0, 0), (0, -R % _SUBLANES), (0, 0)
-    rows = jnp.pad(q.astype(jnp.float32), padding)
-    arguments = rows, *layer, reads, own_len, shared_len
-    out = jax.lax.platform_dependent(
-        *arguments,
+    check("SHQ, S, S", q=q, own_len=own_len, shared_len=shared_len)
+    return jax.lax.platform_dependent(
+        *(q, *layer, reads, own_len, shared_len),
         tpu=functools.partial(_attend, interpret=False),
         default=functools.partial(_attend, interpret=True),
     )
-    return out[:, :, :R].astype(q.dtype)
 
 
 def write_tokens(layer: Layer, page: jax.Array, offset: jax.Array, new: Layer) -> Layer:
@@ -76,7 +70,7 @@ def write_tokens(layer: Layer, page: jax.Array, offset: jax.Array, new: Layer) -
       The layer's pages after.
     """
     check("PKCQ, PKCQ, S, S, SKQ", k=layer[0], v=layer[1], page=page, offset=offset, new=new[0])
-    tokens = [a.astype(layer[1].dtype).astype(jnp.float32)[:, :, None] for a in new]
+    tokens = [a.astype(layer[1].dtype) for a in new]
     return jax.lax.platform_dependent(
         *(page, offset, *tokens, *layer),
         tpu=functools.partial(_write, interpret=False),
@@ -95,12 +89,12 @@ def _write(
     interpret: bool,
 ) -> Layer:
     num_slots, (P, K, C, Q), dtype = len(page), values.shape, values.dtype
-    # A copy cannot write less than the rows that share a register.
+    # A copy cannot write less than the rows that share a register, a power of two.
     rows = math.gcd(C, _SUBLANES * 4 // dtype.itemsize)
     tile = K, rows, Q
     at_once = max(1, min(num_slots, _WRITE_BYTES // (2 * math.prod(tile) * dtype.itemsize)))
     whole = pl.BlockSpec(memory_space=pltpu.HBM)
-    of_slots = pl.BlockSpec((at_once, K, 1, Q), lambda i, *_: (i, 0, 0, 0))
+    of_slots = pl.BlockSpec((at_once, K, Q), lambda i, *_: (i, 0, 0))
     keys, values = pl.pallas_call(
         functools.partial(_write_slots, num_slots, P),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -136,35 +130,37 @@ def _write_slots(num_slots: int, num_pages: int, *refs: Any) -> None:
 
         jax.lax.fori_loop(0, at_once, one, None)
 
-    def copies(i: int, slot: int, is_back: bool) -> list[Any]:
-        begin = pl.multiple_of(offset[slot] // rows * rows, rows)
+    def copies(i: Any, slot: Any, is_back: bool) -> list[Any]:
+        begin = pl.multiple_of(offset[slot] & -rows, rows)
         made = []
         for n, pool in enumerate((keys, values)):
-            ends = pool.at[page[slot], :, pl.ds(begin, rows)], tiles.at[n, i]
-            ends = ends[::-1] if is_back else ends
-            made.append(pltpu.make_async_copy(*ends, done.at[int(is_back)]))
+            there, here = pool.at[page[slot], :, pl.ds(begin, rows)], tiles.at[n, i]
+            source, target = (here, there) if is_back else (there, here)
+            made.append(pltpu.make_async_copy(source, target, done.at[int(is_back)]))
         return made
 
-    def start(is_back: bool) -> Callable[[int, int], None]:
-        def act(i: int, slot: int) -> None:
+    def start(is_back: bool) -> Callable[[Any, Any], None]:
+        def act(i: Any, slot: Any) -> None:
             for copy in copies(i, slot, is_back):
                 copy.start()
 
         return act
 
-    def wait(is_back: bool) -> Callable[[int, int], None]:
-        def act(i: int, slot: int) -> None:
+    def wait(is_back: bool) -> Callable[[Any, Any], None]:
+        def act(i: Any, slot: Any) -> None:
             for copy in copies(i, slot, is_back):
                 copy.wait()
 
         return act
 
-    def put(i: int, slot: int) -> None:
+    def put(i: Any, slot: Any) -> None:
         for n, new in enumerate((k, v)):
-            tile = tiles[n, i].astype(jnp.float32)
-            row = jax.lax.broadcasted_iota(jnp.int32, tile.shape, 1)
-            tile = jnp.where(row == offset[slot] % rows, new[i], tile)
-            tiles[n, i] = tile.astype(tiles.dtype)
+            token = new[i].astype(jnp.float32)  # K, Q
+            for head in range(len(token)):
+                tile = tiles[n, i, head].astype(jnp.float32)
+                row = jax.lax.broadcasted_iota(jnp.int32, tile.shape, 0)
+                tile = jnp.where(row == (offset[slot] & (rows - 1)), token[head : head + 1], tile)
+                tiles[n, i, head] = tile.astype(tiles.dtype)
 
     for act in (start(False), wait(False), put, start(True), wait(True)):
         of_slots(act)
@@ -180,19 +176,22 @@ def _attend(
     *,
     interpret: bool,
 ) -> jax.Array:
-    S, K, M, Q = q.shape
+    S, (_, K, _, Q) = len(q), values.shape
     E, W = reads.members.shape
     G = reads.own.page.shape[1]
     # A kernel's operand that fits into VMEM the compiler may move there as a whole.
     if not interpret:
         keys, values = (pltpu.with_memory_space_constraint(a, pltpu.HBM) for a in (keys, values))
     pages = [*[keys] * G, *[values] * G]
-    float32 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    M = padded_heads(q.shape[1], K)
     members = jnp.minimum(reads.members, S - 1).reshape(-1)
     of_prompts = pl.pallas_call(
         functools.partial(_prompt_item, W, G),
-        grid_spec=prompt_grid(q.shape, values.shape, (E, W), reads.shared, G),
-        out_shape=[float32((E, K, W * M, _LANES)), float32((E, K, W * M, Q))],
+        grid_spec=prompt_grid(q.shape, values.shape, W, reads.shared, G),
+        out_shape=[
+            jax.ShapeDtypeStruct((E, K, W * M, _LANES), jnp.float32),
+            jax.ShapeDtypeStruct((E, K, W * M, Q), jnp.float32),
+        ],
         interpret=interpret,
         name="attend_prompts",
     )(*_scalars(reads.shared), reads.length, members, *[q] * W, *pages)
@@ -205,6 +204,11 @@ def _attend(
     )(*_scalars(reads.own), own_len, shared_len, reads.place, q, *of_prompts, *pages)
 
 
+def padded_heads(heads: int, kv_heads: int) -> int:
+    """M: rows in which the query heads of a kv head begin a register of float32."""
+    return -(-heads // kv_heads // _SUBLANES) * _SUBLANES
+
+
 def _scalars(pages: PageList) -> tuple[jax.Array, ...]:
     return pages.page.reshape(-1), pages.owner, pages.start
 
@@ -213,22 +217,22 @@ def _scalars(pages: PageList) -> tuple[jax.Array, ...]:
 
 
 def prompt_grid(
-    q: tuple[int, ...], values: tuple[int, ...], members: tuple[int, int], pages: PageList, G: int
+    q: tuple[int, ...], values: tuple[int, ...], W: int, pages: PageList, G: int
 ) -> pltpu.PrefetchScalarGridSpec:
     """The steps of the kernel for prompts, and the blocks that each reads and writes.
 
     Args:
-      q: [S, K, M, Q].
+      q: [S, H, Q].
       values: [P, K, C, Q].
-      members: E, W.
+      W: members of an entry.
       pages: the list; its number of items is the number of steps.
       G: pages of an item.
     """
-    _, K, M, Q = q
-    _, W = members
+    (_, H, Q), K = q, values[1]
+    M = padded_heads(H, K)
 
     def of_member(w: int, i: Any, page: Any, owner: Any, start: Any, length: Any, slot: Any) -> Any:
-        return slot[owner[i] * W + w], 0, 0, 0
+        return slot[owner[i] * W + w], 0, 0
 
     def of_owner(i: Any, page: Any, owner: Any, *_: Any) -> Any:
         return owner[i], 0, 0, 0
@@ -237,13 +241,14 @@ def prompt_grid(
         num_scalar_prefetch=5,
         grid=(pages.num_items[0],),
         in_specs=[
-            *[pl.BlockSpec((1, K, M, Q), functools.partial(of_member, w)) for w in range(W)],
+            *[pl.BlockSpec((1, H, Q), functools.partial(of_member, w)) for w in range(W)],
             *_page_blocks(values, G),
         ],
         out_specs=[
             pl.BlockSpec((1, K, W * M, _LANES), of_owner),
             pl.BlockSpec((1, K, W * M, Q), of_owner),
         ],
+        scratch_shapes=[pltpu.VMEM((K, W * M, Q), jnp.float32)],
     )
 
 
@@ -251,26 +256,29 @@ def own_grid(
     q: tuple[int, ...], values: tuple[int, ...], W: int, pages: PageList, G: int
 ) -> pltpu.PrefetchScalarGridSpec:
     """The steps of the kernel for own tokens, and the blocks that each reads and writes."""
-    _, K, M, Q = q
+    (_, H, Q), K = q, values[1]
+    M = padded_heads(H, K)
 
     def of_owner(i: Any, page: Any, owner: Any, *_: Any) -> Any:
-        return owner[i], 0, 0, 0
+        return owner[i], 0, 0
 
     def of_place(i: Any, page: Any, owner: Any, start: Any, own: Any, shared: Any, at: Any) -> Any:
         place = at[owner[i]]
-        return place // W, 0, place % W, 0
+        # Python's division asks for the sign, and Pallas for the device to compile that.
+        return jax.lax.div(place, W), 0, jax.lax.rem(place, W), 0
 
     return pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=6,
         grid=(pages.num_items[0],),
         in_specs=[
-            pl.BlockSpec((1, K, M, Q), of_owner),
+            pl.BlockSpec((1, H, Q), of_owner),
             pl.BlockSpec((1, K, M, _LANES), of_place),
             pl.BlockSpec((1, K, M, Q), of_place),
             *_page_blocks(values, G),
         ],
-        out_specs=pl.BlockSpec((1, K, M, Q), of_owner),
+        out_specs=pl.BlockSpec((1, H, Q), of_owner),
         scratch_shapes=[
+            pltpu.VMEM((K, M, Q), jnp.float32),
             pltpu.VMEM((K, M, _LANES), jnp.float32),
             pltpu.VMEM((K, M, Q), jnp.float32),
         ],
@@ -290,39 +298,54 @@ def _page_blocks(values: tuple[int, ...], G: int) -> list[pl.BlockSpec]:
 def _prompt_item(W: int, G: int, *refs: Any) -> None:
     """One item of a prompt: the results stay in VMEM until the owner changes."""
     (_, owner, start, length, _), refs = refs[:5], refs[5:]
-    q, keys, values, (stats, out) = refs[:W], refs[W : W + G], refs[W + G : -2], refs[-2:]
+    q, keys, values, (stats, out, rows) = refs[:W], refs[W : W + G], refs[W + G : -3], refs[-3:]
+    K, M = rows.shape[0], rows.shape[1] // W
     i = pl.program_id(0)
 
     @pl.when(start[i] == 0)
     def _() -> None:
+        for w, of_member in enumerate(q):
+            _put_heads(of_member, rows, w * M)
         stats[0] = _nothing(stats.shape[1:])
         out[...] = jnp.zeros_like(out)
 
     left = length[owner[i]] - start[i]
-    for k in range(out.shape[1]):
-        rows = jnp.concatenate([ref[0, k] for ref in q])
+    for k in range(K):
         before = stats[0, k], out[0, k]
-        stats[0, k], out[0, k] = _add(before, rows, k, keys, values, left)
+        stats[0, k], out[0, k] = _add(before, rows[k], k, keys, values, left)
 
 
 def _own_item(G: int, *refs: Any) -> None:
     """One item of a slot, behind its prompt or the items before."""
     (_, owner, start, own_len, shared_len, _), refs = refs[:6], refs[6:]
     (q, prompt_stats, prompt_out), refs = refs[:3], refs[3:]
-    keys, values, (out, stats, total) = refs[:G], refs[G : 2 * G], refs[2 * G :]
+    keys, values, (out, rows, stats, total) = refs[:G], refs[G : 2 * G], refs[2 * G :]
+    K = rows.shape[0]
+    R = q.shape[1] // K
     i = pl.program_id(0)
 
     @pl.when(start[i] == 0)
     def _() -> None:
+        _put_heads(q, rows, 0)
         # Of a slot that shares no prompt the block is another's, or undefined.
         is_shared = shared_len[owner[i]] > 0
         stats[...] = jnp.where(is_shared, prompt_stats[0], _nothing(stats.shape))
         total[...] = jnp.where(is_shared, prompt_out[0], 0.0)
 
     left = own_len[owner[i]] - start[i]
-    for k in range(out.shape[1]):
-        stats[k], total[k] = _add((stats[k], total[k]), q[0, k], k, keys, values, left)
-        out[0, k] = (total[k] / stats[k][:, 1:2]).astype(out.dtype)
+    for k in range(K):
+        stats[k], total[k] = _add((stats[k], total[k]), rows[k], k, keys, values, left)
+        mean = total[k] / stats[k][:, 1:2]
+        out[0, k * R : (k + 1) * R] = mean[:R].astype(out.dtype)
+
+
+def _put_heads(q: Any, rows: Any, first: int) -> None:
+    """The query heads of a slot, [1, H, Q], into rows of their kv heads; others stay undefined."""
+    K = rows.shape[0]
+    R = q.shape[1] // K
+    heads = q[0].astype(jnp.float32)
+    for k in range(K):
+        rows[k, first : first + R] = heads[k * R : (k + 1) * R]
 
 
 def _nothing(shape: tuple[int, ...]) -> jax.Array:
@@ -352,7 +375,7 @@ def _add(
     C = values[0].shape[2]
     peak, total = stats[:, :1], stats[:, 1:2]
     of_item = jnp.concatenate([ref[0, k] for ref in keys])
-    scores = _product(q.astype(of_item.dtype), of_item, 1)
+    scores = _product(q.astype(of_item.dtype), of_item, 1) * q.shape[1] ** -0.5
     seen = _lane(scores.shape) < left
     scores = jnp.where(seen, scores, MASKED)
     new_peak = jnp.maximum(peak, jnp.max(scores, axis=1, keepdims=True))

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 
 from jaxrl_vr.arrays import pytree_dataclass
 
-_CONTRACTED = {"q": (0,), "k": (0,), "v": (0,), "o": (0, 1), "gate": (0,), "up": (0,), "down": (0,)}
+_CONTRACTED = {
+    "q_rows": (2,),
+    "k_rows": (2,),
+    "v_rows": (2,),
+    "o": (0, 1),
+    "gate": (0,),
+    "up": (0,),
+    "down": (0,),
+}
 """Axes of a layer's weights that a product sums over; the others are its output channels."""
 
 

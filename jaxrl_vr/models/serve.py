@@ -26,7 +26,7 @@ from jaxrl_vr.models.paged_attention import (
     merge,
 )
 from jaxrl_vr.models.paged_kernel import attend_lists, write_tokens
-from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, spec
+from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, num_shards, spec
 
 New = tuple[jax.Array, jax.Array, jax.Array]
 """q, k and v of new tokens."""
@@ -57,19 +57,27 @@ def decode_attention(
         page = jnp.take_along_axis(plan.write_page, listed, axis=1)[:, 0]
         # What a slot that is done writes may lie behind its pages.
         page = jnp.where(column < columns, page, layer[1].shape[0])
-        q = q * q.shape[-1] ** -0.5
         reads = plan.reads
         if isinstance(reads, ListReads):
             layer = write_tokens(layer, page, own % C, (k, v))
-            return attend_lists(q, layer, reads, own + 1, plan.shared_len), layer
+            rows = q.reshape(len(q), -1, q.shape[-1])  # K, R -> H
+            out = attend_lists(rows, layer, reads, own + 1, plan.shared_len)
+            return out.reshape(q.shape), layer
         layer = write(layer, across, page, own % C, (k, v))
+        q = q * q.shape[-1] ** -0.5
         with jax.named_scope("own"):
             of_own = attend_own(q, layer, across, reads, own)
         with jax.named_scope("shared"):
             of_prompt = attend_shared(q, layer, across, reads)
         return merge(of_own, of_prompt).astype(q.dtype), layer
 
-    return _on_shards(local, new, layer, (position, plan), plan.num_parts)
+    q, k, v = new
+    S, K, R, Q = q.shape
+    if isinstance(plan.reads, ListReads) and _are_split_alike(K, K * R):
+        # In one axis the heads keep the layout that the products around have them in.
+        new = q.reshape(S, K * R, Q), k, v  # K, R -> H
+    out, layer = _on_shards(local, new, layer, (position, plan), plan.num_parts)
+    return out.reshape(q.shape), layer  # H -> K, R
 
 
 def extend_attention(
@@ -114,6 +122,12 @@ def extend_attention(
     return _on_shards(local, new, layer, (plan,), len(plan.num_columns))
 
 
+def _are_split_alike(kv_heads: int, heads: int) -> bool:
+    """Whether each device has the query heads of its kv heads, and no others."""
+    of_kv = num_shards(("kv_heads",), (kv_heads,), SAMPLE_RULES)
+    return of_kv == num_shards(("heads",), (heads,), SAMPLE_RULES)
+
+
 def _on_shards(
     local: Callable[..., Any], new: New, layer: Layer, rest: tuple[Any, ...], parts: int
 ) -> Any:
@@ -129,7 +143,8 @@ def _on_shards(
         heads = spec(axes, SAMPLE_RULES, mesh, a.shape[1 : 1 + len(axes)])
         return PartitionSpec(slots, *heads)
 
-    heads = of(q, "kv_heads", "heads"), of(k, "kv_heads")
+    of_q = ("kv_heads", "heads") if q.ndim > k.ndim else ("heads",)
+    heads = of(q, *of_q), of(k, "kv_heads")
     pages = of(layer[1], "kv_heads")
     return jax.shard_map(
         local,

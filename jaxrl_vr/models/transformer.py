@@ -155,9 +155,17 @@ class Transformer:
           int8: whether the layers' projections are kept as integers.
         """
         cast = self._cast(params)
-        layers = [
-            jax.tree.map(lambda w, i=i: w[i], cast["layers"]) for i in range(self.arch.layers)
-        ]
+
+        def scale(path: Any, w: jax.Array) -> jax.Array:
+            # As `rms_norm` uses them: casting one is an operation of its own on TPU.
+            return w.astype(jnp.float32) if path[-1].key.endswith("norm") else w
+
+        cast = jax.tree_util.tree_map_with_path(scale, cast)
+        stacked = dict(cast["layers"])
+        for name in ("q", "k", "v"):
+            # With few heads in the axes that it tiles, the TPU moves them into another layout.
+            stacked[f"{name}_rows"] = stacked.pop(name).transpose(0, 2, 3, 1)
+        layers = [jax.tree.map(lambda w, i=i: w[i], stacked) for i in range(self.arch.layers)]
         if int8:
             layers = [quantized_layer(weights) for weights in layers]
         view = {"embed": cast["embed"], "norm": cast["norm"], "layers": layers}
@@ -267,7 +275,7 @@ def block(
 
     Args:
       arch: sizes and family.
-      weights: one layer's parameters in the compute dtype.
+      weights: one layer's parameters in the compute dtype, as `declare` or `sampler_view` has them.
       x: [B, T, D].
       rotary: cos and sin, each [B, T, Q / 2] float32.
       attend: (q [B, T, H, Q], k [B, T, K, Q], v [B, T, K, Q]) -> [B, T, H, Q].
@@ -277,9 +285,7 @@ def block(
     """
     with jax.named_scope("attention"):
         h = rms_norm(x, weights["attn_norm"], arch.norm_eps)
-        q = product("BTD,DHQ->BTHQ", h, weights["q"])
-        k = product("BTD,DKQ->BTKQ", h, weights["k"])
-        v = product("BTD,DKQ->BTKQ", h, weights["v"])
+        q, k, v = (_heads(h, weights, name) for name in ("q", "k", "v"))
         if arch.has_qkv_bias:
             q, k, v = (
                 a + weights[f"{n}_bias"][None, None] for n, a in (("q", q), ("k", k), ("v", v))
@@ -294,6 +300,13 @@ def block(
         gate = jax.nn.silu(product("BTD,DF->BTF", h, weights["gate"]))
         up = product("BTD,DF->BTF", h, weights["up"])
         return x + product("BTF,FD->BTD", gate * up, weights["down"])
+
+
+def _heads(h: jax.Array, weights: Params, name: str) -> jax.Array:
+    """[B, T, D] -> [B, T, H, Q], by weights as `declare` or as `sampler_view` has them."""
+    if name in weights:
+        return jnp.einsum("BTD,DHQ->BTHQ", h, weights[name])
+    return product("BTD,HQD->BTHQ", h, weights[f"{name}_rows"])
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:

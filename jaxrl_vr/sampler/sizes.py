@@ -24,6 +24,7 @@ _BLOCK_PAGES = 32
 _MEMORY_SHARE = 0.25
 # Of an item of the kernel's lists, keys and values. Two lie in VMEM, of which a kernel has 16 MiB.
 _ITEM_PAGES = 8
+_ROWS, _LANES = 16, 128  # of bfloat16 in a register
 _ITEM_BYTES = 2 * 2**20
 
 
@@ -47,8 +48,9 @@ class EngineConfig(Config):
     page_tokens: int = Field(default=0, ge=0)
     """Tokens of a page of the cache; 0: 64 on CPU with plain XLA, else 128."""
     attention: Literal["auto", "xla", "pallas"] = "auto"
-    """Who attends the cache: plain XLA, or a Pallas kernel on TPU (interpreted on CPU, which is for
-    tests). auto: pallas on TPU, else xla."""
+    """Who attends the cache while decoding: plain XLA, or Pallas kernels on TPU (on CPU they are
+    interpreted, which is for tests). auto: pallas on TPU where heads are a multiple of 128, else
+    xla."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +95,15 @@ def cache_sizes(
         them at their limits, or as many as a share of the memory holds, but for the largest anyway.
     """
     platform = mesh.devices.flat[0].platform
-    has_kernel = _has_kernel(config, platform)
+    has_kernel = _has_kernel(config, platform, _page_shape(model, 1)[-1])
     # What suits the vector units of a CPU.
     is_cpu = platform == "cpu" and not has_kernel
     page_tokens = config.page_tokens or (64 if is_cpu else 128)
+    if has_kernel and platform == "tpu" and page_tokens % _ROWS:
+        raise ValueError(
+            f"engine.page_tokens = {page_tokens}: the kernel wants a multiple of {_ROWS} on TPU; "
+            'choose one, or engine.attention = "xla"'
+        )
     parts = _num_parts(config.slots, mesh)
     slots = config.slots // parts
     if config.cache_tokens:
@@ -120,14 +127,18 @@ def cache_sizes(
     )
 
 
-def _has_kernel(config: EngineConfig, platform: str) -> bool:
-    """Whether the kernel attends the cache."""
-    if config.attention == "pallas" and platform not in ("tpu", "cpu"):
+def _has_kernel(config: EngineConfig, platform: str, head_dim: int) -> bool:
+    """Whether the kernels attend the cache."""
+    # In a narrower page the TPU pads each row, for which it would copy the cache.
+    fits = platform == "cpu" or (platform == "tpu" and head_dim % _LANES == 0)
+    if config.attention == "pallas" and not fits:
         raise ValueError(
-            f'engine.attention = "pallas": the kernel is for TPU, and this is {platform}; '
-            'use "auto" or "xla"'
+            f'engine.attention = "pallas" on {platform} with heads of {head_dim}: the kernels are '
+            f'for TPU and heads of a multiple of {_LANES}; use "auto" or "xla"'
         )
-    return config.attention == "pallas" or (config.attention == "auto" and platform == "tpu")
+    return config.attention == "pallas" or (
+        config.attention == "auto" and platform == "tpu" and fits
+    )
 
 
 def most_pages(page_tokens: int, request: Request) -> int:
@@ -186,6 +197,11 @@ def _page_bytes(model: Model, page_tokens: int, mesh: jax.sharding.Mesh) -> floa
     pages = jax.eval_shape(lambda: model.empty_pages(1, page_tokens, False))
     size = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pages))
     return size / math.gcd(mesh.shape["tensor"], pages.k[0].shape[1])
+
+
+def _page_shape(model: Model, page_tokens: int) -> tuple[int, ...]:
+    """[1, K, C, Q] of a layer's values."""
+    return jax.eval_shape(lambda: model.empty_pages(1, page_tokens, False)).v[0].shape
 
 
 def _item_pages(model: Model, page_tokens: int, mesh: jax.sharding.Mesh) -> int:

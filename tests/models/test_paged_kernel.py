@@ -1,5 +1,11 @@
 """The kernels over listed pages, interpreted: against a loop over tokens, and against plain XLA."""
 
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import numpy as np
 import pytest
@@ -70,7 +76,7 @@ def naive(q, layer, pages):
         np.concatenate([a[page, :, :count].astype(np.float64) for page, count in pages], axis=1)
         for a in layer
     )
-    scores = np.einsum("KRQ,KCQ->KRC", q, k)
+    scores = np.einsum("KRQ,KCQ->KRC", q, k) * Q**-0.5
     weight = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.einsum("KRC,KCQ->KRQ", weight / weight.sum(axis=-1, keepdims=True), v)
 
@@ -78,6 +84,7 @@ def naive(q, layer, pages):
 @jax.jit
 def plain(q, layer, reads, own):
     """The oracle."""
+    q = q * Q**-0.5
     return merge(attend_own(q, layer, False, reads, own - 1), attend_shared(q, layer, False, reads))
 
 
@@ -88,9 +95,16 @@ def pages_of(text, tokens):
 
 def arrays(seed, R):
     rng = np.random.default_rng(seed)
-    q = rng.normal(size=(SLOTS, K, R, Q)).astype(np.float32)
+    q = 3 * rng.normal(size=(SLOTS, K, R, Q)).astype(np.float32)
     layer = tuple(rng.normal(size=(PAGES, K, C, Q)).astype(np.float32) for _ in range(2))
     return rng, q, layer
+
+
+@jax.jit
+def by_kernel(q, layer, reads, own, shared):
+    """The kernels' attention, [S, K, R, Q]."""
+    rows = q.reshape(SLOTS, -1, Q)  # K, R -> H
+    return attend_lists(rows, layer, reads, own, shared).reshape(q.shape)
 
 
 def lengths(case):
@@ -108,7 +122,7 @@ def test_equals_a_loop_and_plain_xla(case, G):
     listed, pool = plans(case, part, G)
     own, shared = lengths(case)
     assert isinstance(listed.reads, ListReads) and isinstance(pool.reads, PoolReads)
-    out = jax.jit(attend_lists)(q, layer, listed.reads, own, shared)
+    out = by_kernel(q, layer, listed.reads, own, shared)
     oracle = plain(q, layer, pool.reads, own)
     for row, slot in enumerate(sorted(case)):
         at = part.of_slot[slot]
@@ -125,11 +139,11 @@ def test_query_heads_need_not_fill_registers(R):
     rng, q, layer = arrays(1, R)
     part = resident(case, rng)
     (listed, _), (own, shared) = plans(case, part, 2), lengths(case)
-    out = jax.jit(attend_lists)(q, layer, listed.reads, own, shared)
+    out = by_kernel(q, layer, listed.reads, own, shared)
     assert out.shape == q.shape
     for head in range(R):
         one = np.ascontiguousarray(q[:, :, head : head + 1])
-        alone = jax.jit(attend_lists)(one, layer, listed.reads, own, shared)
+        alone = by_kernel(one, layer, listed.reads, own, shared)
         np.testing.assert_allclose(out[: len(case), :, head], alone[: len(case), :, 0], atol=1e-6)
 
 
@@ -138,11 +152,11 @@ def test_what_is_not_finite_stays_with_its_slot():
     rng, q, layer = arrays(2, R=3)
     part = resident(case, rng)
     (listed, _), (own, shared) = plans(case, part, 4), lengths(case)
-    clean = jax.jit(attend_lists)(q, layer, listed.reads, own, shared)
+    clean = by_kernel(q, layer, listed.reads, own, shared)
     broken = 1  # the row of a slot whose pages others have behind theirs
     for a in layer:
         a[part.of_slot[sorted(case)[broken]].own.pages] = np.nan
-    out = jax.jit(attend_lists)(q, layer, listed.reads, own, shared)
+    out = by_kernel(q, layer, listed.reads, own, shared)
     assert np.isnan(out[broken]).all()
     for row in set(range(len(case))) - {broken}:
         np.testing.assert_array_equal(out[row], clean[row])
@@ -153,7 +167,7 @@ def test_a_plan_without_slots_has_a_step_for_each_kernel():
     listed, _ = plans({}, part, 4)
     assert [p.num_items.tolist() for p in (listed.reads.own, listed.reads.shared)] == [[1], [1]]
     _, q, layer = arrays(3, R=3)
-    out = jax.jit(attend_lists)(q, layer, listed.reads, *lengths({}))
+    out = by_kernel(q, layer, listed.reads, *lengths({}))
     assert out.shape == q.shape
 
 
@@ -187,3 +201,54 @@ def test_writes_what_the_scatter_writes(num_slots, dtype, monkeypatch):
     for a, b, before in zip(found, expected, layer, strict=True):
         np.testing.assert_array_equal(a, b)
         assert (np.asarray(a) != before).any() == (page < PAGES // 4).any()
+
+
+COMPILE = """
+import jax, jax.numpy as jnp
+from benchmarks.compiled import devices
+from jaxrl_vr.models.paged import ListReads, PageList
+from jaxrl_vr.models.paged_kernel import attend_lists, write_tokens
+
+S, E, W, I, G, P, C = 24, 24, 8, 60, 8, 300, 128
+
+def decode(q, layer, reads, own, shared, page, offset, new):
+    layer = write_tokens(layer, page, offset, new)
+    return attend_lists(q, layer, reads, own, shared), layer
+
+for topology in ("v5e:2x2", "v6e:2x2"):
+    on_chip = jax.sharding.SingleDeviceSharding(devices(topology)[0])
+    for H, K, Q in ((12, 2, 128), (4, 2, 128), (8, 8, 128), (9, 3, 256)):
+        def array(*shape, dtype=jnp.int32):
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=on_chip)
+
+        def half(*shape):
+            return array(*shape, dtype=jnp.bfloat16)
+
+        pages = PageList(array(I, G), array(I), array(I), array(1))
+        reads = ListReads(pages, pages, array(E), array(E, W), array(S))
+        layer, new = (half(P, K, C, Q),) * 2, (half(S, K, Q),) * 2
+        some = [array(S)] * 4
+        arguments = half(S, H, Q), layer, reads, *some, new
+        compiled = jax.jit(decode, donate_argnums=1).lower(*arguments).compile()
+        found = compiled.memory_analysis()
+        print(topology, H, K, Q, found.alias_size_in_bytes, found.temp_size_in_bytes)
+"""
+
+
+@pytest.mark.tpu
+@pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason='needs libtpu: pip install "jax[tpu]"'
+)
+def test_compiles_for_tpus_and_writes_in_place():
+    # In a process of its own: libtpu asks the environment of the machine.
+    root = Path(__file__).parents[2]
+    env = {**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE], cwd=root, env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 8
+    for _, _, kv_heads, head_dim, aliased, temporary in lines:
+        one = 300 * int(kv_heads) * 128 * int(head_dim) * 2
+        assert int(aliased) == 2 * one and int(temporary) < 0.2 * one, (head_dim, one)

@@ -12,21 +12,23 @@ from jaxrl_vr.models.quantized import Quantized, product, quantize
 @pytest.mark.parametrize(
     ("equation", "shape", "contracted"),
     [
-        ("BTD,DHQ->BTHQ", (24, 4, 6), (0,)),
+        ("BTD,HQD->BTHQ", (4, 6, 24), (2,)),
         ("BTHQ,HQD->BTD", (4, 6, 24), (0, 1)),
         ("BTD,DF->BTF", (24, 40), (0,)),
     ],
 )
 def test_a_product_is_that_of_the_rounded_weight(equation, shape, contracted):
     rng = np.random.default_rng(0)
-    weight = rng.normal(size=shape) * np.exp(rng.normal(size=shape[-1]))
-    x = rng.normal(size=(2, 3, *shape[: len(contracted)]))
+    weight = rng.normal(size=shape) * np.exp(rng.normal(size=shape))
+    x = rng.normal(size=(2, 3, *(shape[axis] for axis in contracted)))
     rounded = quantize(jnp.asarray(weight, jnp.float32), contracted)
     assert rounded.values.dtype == jnp.int8
-    assert rounded.scale.shape == shape[len(contracted) :]
-    exact = np.asarray(rounded.values, np.float64) * np.asarray(rounded.scale, np.float64)
+    kept = [n for axis, n in enumerate(shape) if axis not in contracted]
+    assert list(rounded.scale.shape) == kept
+    scale = np.expand_dims(np.asarray(rounded.scale, np.float64), contracted)
+    exact = np.asarray(rounded.values, np.float64) * scale
     # Half a step of each channel at most.
-    step = np.abs(weight).max(axis=contracted) / 127
+    step = np.abs(weight).max(axis=contracted, keepdims=True) / 127
     assert (np.abs(exact - weight) <= 0.5001 * step).all()
     got = product(equation, jnp.asarray(x, jnp.float32), rounded)
     np.testing.assert_allclose(got, np.einsum(equation, x, exact), rtol=1e-5, atol=1e-5)
@@ -48,7 +50,7 @@ def test_only_projections_are_rounded_and_little_changes(tiny):
             np.testing.assert_array_equal(plain[name], rounded[name])
     for before, after in zip(plain["layers"], rounded["layers"], strict=True):
         names = {name for name, w in after.items() if isinstance(w, Quantized)}
-        assert names == {"q", "k", "v", "o", "gate", "up", "down"}
+        assert names == {"q_rows", "k_rows", "v_rows", "o", "gate", "up", "down"}
         for name in set(before) - names:
             np.testing.assert_array_equal(before[name], after[name])
     hidden = [ByHand(tiny.model, view, 1).prefill([[5, 6, 7, 8]]) for view in (plain, rounded)]
