@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -176,7 +177,8 @@ def abstract_view(model: Transformer, mesh: jax.sharding.Mesh) -> Any:
         sharding = sharding_of(axes, SAMPLE_RULES, mesh, a.shape)
         return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
 
-    view = jax.eval_shape(model.sampler_view, abstract(declared, SAMPLE_RULES, mesh))
+    view_of = functools.partial(model.sampler_view, as_rows=True)
+    view = jax.eval_shape(view_of, abstract(declared, SAMPLE_RULES, mesh))
     return jax.tree.map(one, view, {**axes, "layers": [layer] * model.arch.layers})
 
 

@@ -12,6 +12,9 @@ import jax.numpy as jnp
 from jaxrl_vr.arrays import pytree_dataclass
 
 _CONTRACTED = {
+    "q": (0,),
+    "k": (0,),
+    "v": (0,),
     "q_rows": (2,),
     "k_rows": (2,),
     "v_rows": (2,),

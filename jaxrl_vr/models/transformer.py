@@ -58,8 +58,9 @@ class Model(Protocol):
         """The LM head, [V, D], in the compute dtype."""
         ...
 
-    def sampler_view(self, params: Params, int8: bool = False) -> Any:
-        """Parameters as the sampler reads them, the larger ones in int8 on demand."""
+    def sampler_view(self, params: Params, int8: bool = False, as_rows: bool = False) -> Any:
+        """Parameters as the sampler reads them: the larger ones in int8, those of q, k and v as
+        rows, on demand."""
         ...
 
     def empty_pages(self, num_pages: int, page_tokens: int, keys_across: bool) -> Pages:
@@ -147,12 +148,15 @@ class Transformer:
         """The LM head, [V, D], in the compute dtype."""
         return params["embed" if self.arch.tied else "head"].astype(self.dtype)
 
-    def sampler_view(self, params: Params, int8: bool = False) -> Any:
+    def sampler_view(self, params: Params, int8: bool = False, as_rows: bool = False) -> Any:
         """The same weights cast and unstacked: decoding with scanned layers copies them.
 
         Args:
           params: as `declare` describes.
           int8: whether the layers' projections are kept as integers.
+          as_rows: whether those of q, k and v lie as [H, Q, D]. TPU wants it: with few heads in the
+            axes that it tiles, it moves them into another layout. On CPU their products then take
+            more than twice the time.
         """
         cast = self._cast(params)
 
@@ -162,8 +166,7 @@ class Transformer:
 
         cast = jax.tree_util.tree_map_with_path(scale, cast)
         stacked = dict(cast["layers"])
-        for name in ("q", "k", "v"):
-            # With few heads in the axes that it tiles, the TPU moves them into another layout.
+        for name in ("q", "k", "v") if as_rows else ():
             stacked[f"{name}_rows"] = stacked.pop(name).transpose(0, 2, 3, 1)
         layers = [jax.tree.map(lambda w, i=i: w[i], stacked) for i in range(self.arch.layers)]
         if int8:
@@ -305,7 +308,7 @@ def block(
 def _heads(h: jax.Array, weights: Params, name: str) -> jax.Array:
     """[B, T, D] -> [B, T, H, Q], by weights as `declare` or as `sampler_view` has them."""
     if name in weights:
-        return jnp.einsum("BTD,DHQ->BTHQ", h, weights[name])
+        return product("BTD,DHQ->BTHQ", h, weights[name])
     return product("BTD,HQD->BTHQ", h, weights[f"{name}_rows"])
 
 

@@ -39,10 +39,12 @@ class ViewProgram:
     def __init__(self, model: Model, mesh: jax.sharding.Mesh, int8: bool):
         declared = param_shardings(model.declare(), SAMPLE_RULES, mesh)
 
+        as_rows = mesh.devices.flat[0].platform == "tpu"
+
         def view(params: Params) -> Any:
             # Gathered over the learner's fsdp axis first: the sampler's table replicates `embed`.
             params = jax.lax.with_sharding_constraint(params, declared)
-            return model.sampler_view(params, int8)
+            return model.sampler_view(params, int8, as_rows)
 
         self._view = jax.jit(view)
 

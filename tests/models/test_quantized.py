@@ -12,6 +12,7 @@ from jaxrl_vr.models.quantized import Quantized, product, quantize
 @pytest.mark.parametrize(
     ("equation", "shape", "contracted"),
     [
+        ("BTD,DHQ->BTHQ", (24, 4, 6), (0,)),
         ("BTD,HQD->BTHQ", (4, 6, 24), (2,)),
         ("BTHQ,HQD->BTD", (4, 6, 24), (0, 1)),
         ("BTD,DF->BTF", (24, 40), (0,)),
@@ -50,7 +51,7 @@ def test_only_projections_are_rounded_and_little_changes(tiny):
             np.testing.assert_array_equal(plain[name], rounded[name])
     for before, after in zip(plain["layers"], rounded["layers"], strict=True):
         names = {name for name, w in after.items() if isinstance(w, Quantized)}
-        assert names == {"q_rows", "k_rows", "v_rows", "o", "gate", "up", "down"}
+        assert names == {"q", "k", "v", "o", "gate", "up", "down"}
         for name in set(before) - names:
             np.testing.assert_array_equal(before[name], after[name])
     hidden = [ByHand(tiny.model, view, 1).prefill([[5, 6, 7, 8]]) for view in (plain, rounded)]
@@ -67,3 +68,15 @@ def test_int8_takes_a_quarter_of_float32(tiny):
         tiny.model.sampler_view(tiny.params, True),
     )
     assert size(rounded) < 0.4 * size(plain)  # small layers: scales and norms weigh
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_weights_as_rows_change_nothing(tiny, int8):
+    views = [tiny.model.sampler_view(tiny.params, int8, as_rows) for as_rows in (False, True)]
+    assert views[1]["layers"][0].keys() - views[0]["layers"][0].keys() == {
+        "q_rows",
+        "k_rows",
+        "v_rows",
+    }
+    hidden = [ByHand(tiny.model, view, 1).prefill([[5, 6, 7, 8]]) for view in views]
+    np.testing.assert_allclose(*hidden, atol=1e-5)
