@@ -185,9 +185,9 @@ def decode_products(x: jax.Array, layers: list[dict[str, jax.Array]], head: jax.
     unused = []
     for weights in layers:
         q, k, v = (product("NI,IO->NO", x, weights[name]) for name in ("q", "k", "v"))
-        x = product("NI,IO->NO", q, weights["o"])
+        x = product("NI,IO->NO", q.astype(x.dtype), weights["o"]).astype(x.dtype)
         gate, up = (product("NI,IO->NO", x, weights[name]) for name in ("gate", "up"))
-        x = product("NI,IO->NO", gate, weights["down"])
+        x = product("NI,IO->NO", gate.astype(x.dtype), weights["down"]).astype(x.dtype)
         unused += [k, v, up]  # returned, or the compiler would leave their products out
     return head_product("NI,OI->NO", x, head), unused
 
@@ -215,14 +215,20 @@ def head_products(x: jax.Array, head: jax.Array, grad: jax.Array) -> Any:
     )
 
 
-def rollout_limit(arch: Architecture, slots: int, steps: int) -> Callable[[], float]:
+def rollout_limit(
+    arch: Architecture, slots: int, steps: int, dtype: str = "float32"
+) -> Callable[[], float]:
     """Makes a function that measures the seconds of `steps` decode steps' products."""
+
+    def matrix(*shape: int) -> jax.Array:
+        return random_matrix(*shape).astype(dtype)
+
     layers = [
-        {name: random_matrix(*shape) for name, shape in product_shapes(arch).items()}
+        {name: matrix(*shape) for name, shape in product_shapes(arch).items()}
         for _ in range(arch.layers)
     ]
-    head = random_matrix(arch.vocab_size, arch.width)
-    x = random_matrix(slots, arch.width)
+    head = matrix(arch.vocab_size, arch.width)
+    x = matrix(slots, arch.width)
     timed = max(1, steps // _LIMIT_SHARE)
 
     def measure_limit() -> float:
@@ -278,6 +284,7 @@ def time_rollout(
     sampling = Sampling(max_new_tokens=new)  # no stop ids: every answer is as long
 
     def run(call: int) -> list[tuple[int, Rollout]]:
+        engine.free()  # or the prompts of the call before would still be cached
         groups = generate(engine, prompts, samples, sampling, (0, call))
         return [(p, rollout) for p, rollouts in groups for rollout in rollouts]
 

@@ -61,6 +61,18 @@ class Score:
 
 
 @dataclasses.dataclass(frozen=True)
+class Forced:
+    """Tokens put behind a completion that gets so long without having written a text.
+
+    A thinking budget closes the thinking part this way (Qwen3, arXiv:2505.09388).
+    """
+
+    after: int  # completion tokens
+    token_ids: tuple[int, ...]
+    unless: str  # nothing is forced where the completion holds this
+
+
+@dataclasses.dataclass(frozen=True)
 class Sampling:
     """Sampling values and limits of one request; all are traced, so none compiles anything."""
 
@@ -70,6 +82,8 @@ class Sampling:
     top_p: float = 1.0  # 1 is off
     min_p: float = 0.0  # 0 is off
     stop_ids: tuple[int, ...] = ()  # EOS and end-of-turn ids; the one that is met is kept
+    stop: tuple[str, ...] = ()  # strings that end a completion; the token that completes one stays
+    forced: tuple[Forced, ...] = ()  # each behind the end of the one before
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +95,7 @@ class Prefix:
     kept_mass: tuple[float, ...] | None = None  # None: support uncut
     source: tuple[TokenSource, ...] = ()
     version: tuple[int, ...] = ()
+    entropy: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +122,18 @@ class Rollout:
     kept_mass: tuple[float, ...] | None  # [n], log of the kept probability; None: support uncut
     finish: Finish
     score: Score | None = None
+    entropy: tuple[float, ...] | None = None  # [n] nats at temperature T; None: not known of all
+
+    def as_prefix(self) -> Prefix:
+        """What a request starts from that goes on with this completion."""
+        return Prefix(
+            self.token_ids, self.logp, self.kept_mass, self.source, self.version, self.entropy
+        )
+
+    @property
+    def num_forced(self) -> int:
+        """Tokens that were put there and not sampled, such as the end of a thinking part."""
+        return sum(source == "forced" for source in self.source)
 
 
 @dataclasses.dataclass(frozen=True)

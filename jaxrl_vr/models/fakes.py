@@ -36,7 +36,7 @@ class UniformModel:
         """[V, 1]."""
         return params["head"]
 
-    def sampler_view(self, params: Params) -> Any:
+    def sampler_view(self, params: Params, int8: bool = False) -> Any:
         """The parameters themselves."""
         return params
 

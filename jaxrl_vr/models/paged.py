@@ -97,6 +97,12 @@ class DecodePlan:
     shared_len: jax.Array  # [S] tokens of the slot that lie in a shared entry
     reads: PoolReads | ListReads
 
+    @property
+    def num_parts(self) -> int:
+        """D."""
+        reads = self.reads
+        return len(reads.num_blocks if isinstance(reads, PoolReads) else reads.own.num_items)
+
 
 @pytree_dataclass
 class ExtendPlan:

@@ -52,8 +52,11 @@ def decode_attention(
         q, k, v = new
         C, columns = layer[1].shape[2], plan.write_page.shape[1]
         own = position - plan.shared_len
-        column = jnp.clip(own // C - plan.first_page, 0, columns - 1)
-        page = jnp.take_along_axis(plan.write_page, column[:, None], axis=1)[:, 0]
+        column = own // C - plan.first_page
+        listed = jnp.minimum(column, columns - 1)[:, None]
+        page = jnp.take_along_axis(plan.write_page, listed, axis=1)[:, 0]
+        # What a slot that is done writes may lie behind its pages.
+        page = jnp.where(column < columns, page, layer[1].shape[0])
         reads = plan.reads
         if isinstance(reads, ListReads):
             layer = write_tokens(layer, page, own % C, (k, v))
@@ -73,7 +76,7 @@ def decode_attention(
     if isinstance(plan.reads, ListReads) and _are_split_alike(K, K * R):
         # In one axis the heads keep the layout that the products around have them in.
         new = q.reshape(S, K * R, Q), k, v  # K, R -> H
-    out, layer = _on_shards(local, new, layer, (position, plan))
+    out, layer = _on_shards(local, new, layer, (position, plan), plan.num_parts)
     return out.reshape(q.shape), layer  # H -> K, R
 
 
@@ -116,7 +119,7 @@ def extend_attention(
         mine = Part(peak.reshape(flat), total.reshape(flat), out.reshape(*flat, Q))
         return merge(mine, before).astype(q.dtype).reshape(q.shape), layer
 
-    return _on_shards(local, new, layer, (plan,))
+    return _on_shards(local, new, layer, (plan,), len(plan.num_columns))
 
 
 def _are_split_alike(kv_heads: int, heads: int) -> bool:
@@ -125,25 +128,28 @@ def _are_split_alike(kv_heads: int, heads: int) -> bool:
     return of_kv == num_shards(("heads",), (heads,), SAMPLE_RULES)
 
 
-def _on_shards(local: Callable[..., Any], new: New, layer: Layer, rest: tuple[Any, ...]) -> Any:
-    """`local` for the slots, pages and heads of each device."""
+def _on_shards(
+    local: Callable[..., Any], new: New, layer: Layer, rest: tuple[Any, ...], parts: int
+) -> Any:
+    """`local` for the slots, pages and heads of each device; slots and pages are in D parts."""
     mesh = current_mesh()
     if mesh is None or all(mesh.shape[name] == 1 for name in mesh.axis_names):
         return local(new, layer, *rest)
-    q, k, v = new
+    q, k, _ = new
+    # Not by the size of each array: more of them than of the slots may divide the devices.
+    slots = (*spec(("slots",), SAMPLE_RULES, mesh, (parts,)), None)[0]
 
     def of(a: jax.Array, *axes: str | None) -> PartitionSpec:
-        named = (*axes, *[None] * (a.ndim - len(axes)))
-        return spec(named, SAMPLE_RULES, mesh, a.shape)
+        heads = spec(axes, SAMPLE_RULES, mesh, a.shape[1 : 1 + len(axes)])
+        return PartitionSpec(slots, *heads)
 
     of_q = ("kv_heads", "heads") if q.ndim > k.ndim else ("heads",)
-    heads = of(q, "slots", *of_q), of(k, "slots", "kv_heads")
-    pages = of(layer[1], "slots", "kv_heads")
-    specs = (heads[0], heads[1], heads[1]), (pages, pages)
+    heads = of(q, *of_q), of(k, "kv_heads")
+    pages = of(layer[1], "kv_heads")
     return jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(*specs, *jax.tree.map(lambda a: of(a, "slots"), rest)),
+        in_specs=((heads[0], heads[1], heads[1]), (pages, pages), *jax.tree.map(of, rest)),
         out_specs=(heads[0], (pages, pages)),
         check_vma=False,
     )(new, layer, *rest)

@@ -22,6 +22,7 @@ from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.attention import attention, segment_mask
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages, empty_pages
 from jaxrl_vr.models.params import Params, declare
+from jaxrl_vr.models.quantized import product, quantized_layer
 from jaxrl_vr.models.serve import decode_attention, extend_attention
 from jaxrl_vr.sharding import constrain
 
@@ -57,8 +58,8 @@ class Model(Protocol):
         """The LM head, [V, D], in the compute dtype."""
         ...
 
-    def sampler_view(self, params: Params) -> Any:
-        """Parameters as the sampler reads them."""
+    def sampler_view(self, params: Params, int8: bool = False) -> Any:
+        """Parameters as the sampler reads them, the larger ones in int8 on demand."""
         ...
 
     def empty_pages(self, num_pages: int, page_tokens: int, keys_across: bool) -> Pages:
@@ -146,8 +147,13 @@ class Transformer:
         """The LM head, [V, D], in the compute dtype."""
         return params["embed" if self.arch.tied else "head"].astype(self.dtype)
 
-    def sampler_view(self, params: Params) -> Any:
-        """The same weights cast and unstacked: decoding with scanned layers copies them."""
+    def sampler_view(self, params: Params, int8: bool = False) -> Any:
+        """The same weights cast and unstacked: decoding with scanned layers copies them.
+
+        Args:
+          params: as `declare` describes.
+          int8: whether the layers' projections are kept as integers.
+        """
         cast = self._cast(params)
 
         def scale(path: Any, w: jax.Array) -> jax.Array:
@@ -160,6 +166,8 @@ class Transformer:
             # With few heads in the axes that it tiles, the TPU moves them into another layout.
             stacked[f"{name}_rows"] = stacked.pop(name).transpose(0, 2, 3, 1)
         layers = [jax.tree.map(lambda w, i=i: w[i], stacked) for i in range(self.arch.layers)]
+        if int8:
+            layers = [quantized_layer(weights) for weights in layers]
         view = {"embed": cast["embed"], "norm": cast["norm"], "layers": layers}
         return view if self.arch.tied else {**view, "head": cast["head"]}
 
@@ -286,19 +294,19 @@ def block(
             q = rms_norm(q, weights["q_norm"], arch.norm_eps)
             k = rms_norm(k, weights["k_norm"], arch.norm_eps)
         out = attend(rotate(q, rotary), rotate(k, rotary), v)
-        x = x + jnp.einsum("BTHQ,HQD->BTD", out, weights["o"])
+        x = x + product("BTHQ,HQD->BTD", out, weights["o"])
     with jax.named_scope("ffn"):
         h = rms_norm(x, weights["ffn_norm"], arch.norm_eps)
-        gate = jax.nn.silu(jnp.einsum("BTD,DF->BTF", h, weights["gate"]))
-        up = jnp.einsum("BTD,DF->BTF", h, weights["up"])
-        return x + jnp.einsum("BTF,FD->BTD", gate * up, weights["down"])
+        gate = jax.nn.silu(product("BTD,DF->BTF", h, weights["gate"]))
+        up = product("BTD,DF->BTF", h, weights["up"])
+        return x + product("BTF,FD->BTD", gate * up, weights["down"])
 
 
 def _heads(h: jax.Array, weights: Params, name: str) -> jax.Array:
     """[B, T, D] -> [B, T, H, Q], by weights as `declare` or as `sampler_view` has them."""
     if name in weights:
-        return jnp.einsum("BTD,DHQ->BTHQ", h, weights[name])
-    return jnp.einsum("BTD,HQD->BTHQ", h, weights[f"{name}_rows"])
+        return product("BTD,DHQ->BTHQ", h, weights[name])
+    return product("BTD,HQD->BTHQ", h, weights[f"{name}_rows"])
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from jaxrl_vr.data.prompts import Prompt
-from jaxrl_vr.sampler.engine import Engine
-from jaxrl_vr.types import Example, Group, Request, Rollout, Sampling, Score
+from jaxrl_vr.sampler.contract import Engine
+from jaxrl_vr.types import Example, Group, Prefix, Request, Rollout, Sampling, Score
 
 
 class Scorer(Protocol):
@@ -29,6 +29,20 @@ Progress = Callable[[int, int], None]
 
 # Seconds to wait for a verdict once nothing is left to decode.
 _PATIENCE = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """A prompt whose completions are sampled, some of them since an earlier step."""
+
+    prompt: Prompt
+    key: tuple[int, int, int]  # (seed, step, prompt) of the step in which it began
+    rollouts: tuple[Rollout | None, ...]  # [n]; with a score if finished, None if not begun
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all its rollouts are finished and scored."""
+        return all(r is not None and r.score is not None for r in self.rollouts)
 
 
 def collect(
@@ -58,31 +72,100 @@ def collect(
     Returns:
       A group a prompt, in the order of `prompts`, samples in order.
     """
+    begun = begin(prompts, n, key)
+    groups, _ = go_on(engine, scorer, begun, sampling, decode=decode, progress=progress)
+    return groups
+
+
+def begin(prompts: Sequence[Prompt], n: int, key: tuple[int, int]) -> list[Started]:
+    """Prompts of which nothing is sampled yet, `n` completions each."""
     words = prompt_words(prompts)
-    engine.submit(
-        Request(p * n + g, prompt.ids, (*key, words[p], g), sampling)
-        for p, prompt in enumerate(prompts)
-        for g in range(n)
-    )
+    return [Started(p, (*key, word), (None,) * n) for p, word in zip(prompts, words, strict=True)]
+
+
+def go_on(
+    engine: Engine,
+    scorer: Scorer,
+    started: Sequence[Started],
+    sampling: Sampling,
+    *,
+    decode: Callable[[Sequence[int]], str],
+    progress: Progress = lambda sampled, verified: None,
+    is_over: Callable[[int, int], bool] = lambda tokens, complete: False,
+) -> tuple[list[Group], list[Started]]:
+    """Samples what is missing of started prompts, to the end or until it is cut.
+
+    Args:
+      engine: with nothing in progress.
+      scorer: with nothing in progress.
+      started: what there is of each.
+      sampling: sampling values and limits.
+      decode: token ids -> text, for the verifiers only.
+      progress: for display.
+      is_over: asked with (tokens sampled by this call, groups that are sampled to the end) whether
+        to cut all that is not finished.
+
+    Returns:
+      The complete groups, and the prompts that are to go on later (Kimi's partial rollouts,
+      arXiv:2501.12599), both in the order of `started`.
+    """
+    n = max((len(s.rollouts) for s in started), default=1)
     rollouts: dict[int, Rollout] = {}
     scores: dict[int, Score] = {}
+    missing: Counter[int] = Counter()
+    requests = []
+    for p, one in enumerate(started):
+        for g, rollout in enumerate(one.rollouts):
+            if rollout is not None:
+                rollouts[p * n + g] = rollout
+            if rollout is not None and rollout.score is not None:
+                scores[p * n + g] = rollout.score
+            else:
+                requests.append(_request(p * n + g, one, g, sampling))
+                missing[p] += 1
+    engine.submit(requests)
+    before, is_cut = engine.num_sampled, False
     while engine.num_unfinished or scorer.pending:
         is_decoding = engine.num_unfinished > 0
         for rollout in engine.step() if is_decoding else ():
             rollouts[rollout.id] = rollout
-            example = prompts[rollout.id // n].example
+            if rollout.finish == "aborted":
+                continue
+            missing[rollout.id // n] -= 1
+            example = started[rollout.id // n].prompt.example
             scorer.submit(rollout.id, example, decode(rollout.token_ids))
         scores |= scorer.poll(0.0 if is_decoding else _PATIENCE)
-        progress(len(rollouts), len(scores))
-    return [
-        Group(
-            prompt.example,
-            tuple(
-                dataclasses.replace(rollouts[i], score=scores[i]) for i in range(p * n, (p + 1) * n)
+        progress(sum(r.finish != "aborted" for r in rollouts.values()), len(scores))
+        complete = sum(missing[p] == 0 for p in range(len(started)))
+        if is_decoding and not is_cut and is_over(engine.num_sampled - before, complete):
+            engine.abort(range(n * len(started)))
+            is_cut = True
+    ended = [
+        dataclasses.replace(
+            one,
+            rollouts=tuple(
+                _scored(rollouts.get(p * n + g), scores.get(p * n + g))
+                for g in range(len(one.rollouts))
             ),
         )
-        for p, prompt in enumerate(prompts)
+        for p, one in enumerate(started)
     ]
+    groups = [
+        Group(one.prompt.example, tuple(r for r in one.rollouts if r is not None))
+        for one in ended
+        if one.is_complete
+    ]
+    return groups, [one for one in ended if not one.is_complete]
+
+
+def _request(id: int, started: Started, sample: int, sampling: Sampling) -> Request:
+    before = started.rollouts[sample]
+    prefix = Prefix() if before is None else before.as_prefix()
+    return Request(id, started.prompt.ids, (*started.key, sample), sampling, prefix)
+
+
+def _scored(rollout: Rollout | None, score: Score | None) -> Rollout | None:
+    return None if rollout is None else dataclasses.replace(rollout, score=score)
 
 
 def prompt_words(prompts: Sequence[Prompt]) -> list[int]:

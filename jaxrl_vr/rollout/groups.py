@@ -256,7 +256,7 @@ def group_metrics(groups: Sequence[Group]) -> Metrics:
         # Both are per rollout, so their ratio is accuracy per token.
         "efficiency/accuracy_per_kilotoken": Mean(1000 * len(right), tokens),
     }
-    metrics |= _components(scored) | _kept_mass(rollouts)
+    metrics |= _components(scored) | _distributions(rollouts) | _forced(scored)
     return metrics | _contrast(groups) | _by_source(groups)
 
 
@@ -269,10 +269,31 @@ def _components(scored: Sequence[Rollout]) -> Metrics:
     return {f"component/{name}": Mean(sum(x), len(x)) for name, x in sorted(found.items())}
 
 
-def _kept_mass(rollouts: Sequence[Rollout]) -> Metrics:
-    """Mean probability that top-k, top-p or min-p left, where they cut anything."""
+def _distributions(rollouts: Sequence[Rollout]) -> Metrics:
+    """Mean probability that top-k, top-p or min-p left, where they cut anything; mean entropy of
+    the uncut distributions, where it was kept."""
     kept = [math.exp(mass) for r in rollouts for mass in r.kept_mass or ()]
-    return {"policy/kept_mass": Mean(sum(kept), len(kept))} if kept else {}
+    metrics: Metrics = {"policy/kept_mass": Mean(sum(kept), len(kept))} if kept else {}
+    entropy = [
+        nats
+        for r in rollouts
+        for nats, source in zip(r.entropy or (), r.source, strict=False)
+        if source == "sampled"
+    ]
+    if entropy:
+        metrics["rollout/entropy"] = Mean(sum(entropy), len(entropy))
+    return metrics
+
+
+def _forced(scored: Sequence[Rollout]) -> Metrics:
+    """How many rollouts got forced tokens, where any did."""
+    counts = [r.num_forced for r in scored]
+    if not any(counts):
+        return {}
+    return {
+        "length/forced_rate": Mean(sum(n > 0 for n in counts), len(counts)),
+        "length/forced": Mean(sum(counts), len(counts)),
+    }
 
 
 def _contrast(groups: Sequence[Group]) -> Metrics:

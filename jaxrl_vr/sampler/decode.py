@@ -16,7 +16,7 @@ from jaxrl_vr.arrays import pytree_dataclass
 from jaxrl_vr.losses.logprobs import scaled_logits
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages
 from jaxrl_vr.models.transformer import Model
-from jaxrl_vr.sampler.token import SamplingValues, draw, logit_temperature
+from jaxrl_vr.sampler.token import SamplingValues, draw, logit_temperature, logits_entropy
 
 
 @pytree_dataclass
@@ -54,6 +54,7 @@ class Emitted:
     token: jax.Array  # [R, N] int32
     logp: jax.Array  # [R, N] float32
     kept_mass: jax.Array  # [R, N] float32
+    entropy: jax.Array | None  # [R, N] float32, if it is asked for
     count: jax.Array  # [R] int32, tokens emitted
     is_live: jax.Array  # [R] bool, whether the slot goes on
     is_stopped: jax.Array  # [R] bool, whether the last token was a stop id
@@ -154,6 +155,7 @@ def decode_chunk(
     plan: DecodePlan,
     enough: jax.Array,
     num_steps: int,
+    with_entropy: bool = False,
 ) -> tuple[Slots, Pages, Emitted]:
     """Draws up to `num_steps` tokens in each row; ends early when enough of them are done.
 
@@ -166,6 +168,7 @@ def decode_chunk(
       plan: which page holds what, by row.
       enough: scalar, slots done that end the chunk.
       num_steps: static.
+      with_entropy: static; whether to keep the entropy of each token's distribution.
 
     Returns:
       The slots and the pages after, and what was emitted.
@@ -179,6 +182,7 @@ def decode_chunk(
         token=jnp.zeros((R, num_steps), jnp.int32),
         logp=jnp.zeros((R, num_steps)),
         kept_mass=jnp.zeros((R, num_steps)),
+        entropy=jnp.zeros((R, num_steps)) if with_entropy else None,
         count=jnp.zeros(R, jnp.int32),
         is_live=mine.is_live,
         is_stopped=jnp.zeros(R, bool),
@@ -207,6 +211,9 @@ def decode_chunk(
             token=out.token.at[:, step].set(token),
             logp=out.logp.at[:, step].set(logp),
             kept_mass=out.kept_mass.at[:, step].set(kept_mass),
+            entropy=None
+            if out.entropy is None
+            else out.entropy.at[:, step].set(logits_entropy(logits)),
             count=out.count + live,
             is_live=goes_on,
             is_stopped=out.is_stopped | (live & is_stop),
@@ -216,8 +223,8 @@ def decode_chunk(
         slots = dataclasses.replace(
             slots,
             hidden=hidden,
-            # A slot that is done stays where it is: what it goes on writing is its own.
-            position=slots.position + goes_on,
+            # A slot that is done goes on writing behind its last token, where nobody looks.
+            position=slots.position + live,
             num_new=num_new,
             is_live=goes_on,
         )

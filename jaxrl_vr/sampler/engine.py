@@ -1,8 +1,7 @@
 """The engine: requests in, rollouts out, `num_steps` decode steps at a time.
 
-`submit`, `step`, `abort` and `set_params` are the contract every engine keeps; `generate` and all
-that collects rollouts is written over it. This one has static slots that are refilled between
-chunks of decode steps, and one prefill a prompt, shared by its samples.
+It has static slots that are refilled between chunks of decode steps, one prefill a prompt, shared
+by its samples, and a paged cache. The host looks at a chunk's tokens while the next one runs.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,13 +19,13 @@ from jaxrl_vr.models.paged import DecodePlan
 from jaxrl_vr.models.params import Params
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler import decode
-from jaxrl_vr.sampler.plans import Chunk, decode_plan, extend_plan
+from jaxrl_vr.sampler.endings import Decode, Endings
+from jaxrl_vr.sampler.plans import Chunk, admission, decode_plan, extend_plan
 from jaxrl_vr.sampler.programs import Programs, State, ViewProgram
 from jaxrl_vr.sampler.residents import Residents, Text, shared_prompts
-from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS, Live, Scheduler
+from jaxrl_vr.sampler.scheduler import Live, Scheduler
 from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, empty_parts, most_pages
-from jaxrl_vr.sampler.token import SamplingValues
-from jaxrl_vr.types import Finish, Request, Rollout, TokenSource
+from jaxrl_vr.types import Finish, Request, Rollout
 
 # Tokens of a row of a prefill program; longer texts run in several chunks.
 _WIDTHS = (32, 64, 128, 256, 512)
@@ -34,36 +33,6 @@ _WIDTHS = (32, 64, 128, 256, 512)
 _PADDING = 0.25
 # Prefilled tokens, padding counted, between two chunks of decode steps: what decodes goes on.
 _PREFILL_BUDGET = 2048
-_SAMPLED: list[TokenSource] = ["sampled"]
-
-
-class Engine(Protocol):
-    """What samples completions."""
-
-    def submit(self, requests: Iterable[Request]) -> None:
-        """Takes requests; they are served in order."""
-        ...
-
-    def step(self) -> list[Rollout]:
-        """Decodes a bounded number of steps; returns what finished or was aborted since."""
-        ...
-
-    def abort(self, ids: Sequence[int]) -> None:
-        """Ends requests; `step` returns what they have, with finish "aborted"."""
-        ...
-
-    def set_params(self, params: Any, version: int) -> None:
-        """New weights; what is in progress goes on under them."""
-        ...
-
-    def free(self) -> None:
-        """Gives memory back until the next request; nothing that is in progress is lost."""
-        ...
-
-    @property
-    def num_unfinished(self) -> int:
-        """Requests that `step` has not returned yet."""
-        ...
 
 
 @dataclasses.dataclass
@@ -93,6 +62,7 @@ class SlotEngine:
       config: sizes.
       mesh: devices; slots are spread over `data` and `fsdp`, heads over `tensor`.
       version: of the parameters, noted with each token.
+      decode: token ids -> text, for stop strings and forced tokens.
     """
 
     def __init__(
@@ -102,14 +72,16 @@ class SlotEngine:
         config: EngineConfig,
         mesh: jax.sharding.Mesh,
         version: int = 0,
+        decode: Decode | None = None,
     ):
         self.counters = Counters()
         self._model, self._config, self._mesh = model, config, mesh
         self._context = model.max_length
         self._num_steps = config.steps_per_call
         self._num_slots = config.slots
-        self._to_view = ViewProgram(model, mesh)
+        self._to_view = ViewProgram(model, mesh, config.weights == "int8")
         self._resize(())
+        self._endings = Endings(decode, model.vocab_size)
         self._scheduler = Scheduler(
             config.slots, model.vocab_size, model.max_length, self._check_fits
         )
@@ -127,6 +99,11 @@ class SlotEngine:
         return self._scheduler.num_unfinished + len(self._done)
 
     @property
+    def num_sampled(self) -> int:
+        """Tokens sampled so far, in all."""
+        return self.counters.sampled_tokens
+
+    @property
     def num_compiled(self) -> int:
         """Programs compiled so far."""
         return self._to_view.num_compiled + self._programs.num_compiled
@@ -141,7 +118,9 @@ class SlotEngine:
         """
         is_idle = not self._scheduler.num_unfinished
         requests = list(requests)
-        self._scheduler.submit(requests)
+        for request in requests:
+            self._endings.check(f"request {request.id}", request.sampling)
+        self._scheduler.submit(self._endings.prepared(r, self._version) for r in requests)
         if self._config.cache_tokens:
             return
         # Sizes are few, so that programs are: one that is too small only makes requests wait.
@@ -197,15 +176,30 @@ class SlotEngine:
         for row, slot, live in flight.rows:
             if self._scheduler.live.get(slot) is not live:
                 continue
+            searched = len(live.token_ids)
             self._record(row, live, emitted)
             self.counters.sampled_tokens += int(emitted.count[row])
-            if not emitted.is_live[row]:
-                reason: Finish = "stop" if emitted.is_stopped[row] else "length"
+            end = self._endings.stop(live, searched)
+            if end is not None:
+                live.cut(end)
+            is_stopped = end is not None or emitted.is_stopped[row]
+            reason: Finish = "stop" if is_stopped else "length"
+            if is_stopped or len(live.token_ids) == live.request.sampling.max_new_tokens:
                 done.append(self._scheduler.finish(slot, reason))
-                part, local = self._parts_of(slot)
-                part.remove(local)
-                self._decoding.discard(slot)
+                self._vacate(slot, is_live=bool(emitted.is_live[row]))
+            elif not emitted.is_live[row]:
+                self._force(slot, live)
         return done
+
+    def _force(self, slot: int, live: Live) -> None:
+        """Puts forced tokens behind a completion that paused for them, to be prefilled."""
+        count = self._endings.force(live, self._version)
+        part, local = self._parts_of(slot)
+        own = part.of_slot[local].own
+        own.ids = (*live.request.prompt_ids, *live.token_ids)[own.base :]
+        # Where nothing is forced, its last token runs again: its hidden state is kept no longer.
+        own.cached = len(own.ids) - max(1, count)
+        self._decoding.discard(slot)
 
     def _record(self, row: int, live: Live, emitted: decode.Emitted) -> None:
         count = int(emitted.count[row])
@@ -218,11 +212,9 @@ class SlotEngine:
                 f"request {live.request.id}: logits are not finite at completion token {where}; "
                 "the weights hold NaN or inf, or the compute dtype overflows"
             )
-        live.token_ids += emitted.token[row, :count].tolist()
-        live.logp += logp.tolist()
-        live.kept_mass += emitted.kept_mass[row, :count].tolist()
-        live.source += _SAMPLED * count
-        live.version += [self._version] * count
+        tokens, mass = emitted.token[row, :count].tolist(), emitted.kept_mass[row, :count].tolist()
+        entropy = None if emitted.entropy is None else emitted.entropy[row, :count].tolist()
+        live.extend(tokens, logp.tolist(), mass, "sampled", self._version, entropy)
 
     def _launch(self) -> None:
         """Fills slots, prefills, and starts a chunk of decode steps without waiting for it."""
@@ -329,7 +321,11 @@ class SlotEngine:
     def _admit(self) -> None:
         ready = self._ready()
         if ready:
-            self._state = self._programs.admit(self._state, self._admission(ready))
+            lives = [self._scheduler.live[slot] for slot in ready]
+            kept = [self._kept(slot) for slot in ready]
+            limits = [self._endings.limit(live) for live in lives]
+            new = admission(ready, lives, kept, limits, self._num_slots)
+            self._state = self._programs.admit(self._state, new)
             self._decoding.update(ready)
 
     def _fly(self) -> None:
@@ -365,39 +361,10 @@ class SlotEngine:
         S = self._part_slots
         return next(n for n in (-(-S // 4), -(-S // 2), S) if n >= live)
 
-    def _admission(self, slots: Sequence[int]) -> decode.Admission:
-        S = self._num_slots
-        pad = S - len(slots)
-        lives = [self._scheduler.live[slot] for slot in slots]
-        requests = [live.request for live in lives]
-        num_kept = self._sizes.kept
-        kept = [
-            slot // self._part_slots * num_kept + part.of_slot[local].row
-            for slot, (part, local) in ((slot, self._parts_of(slot)) for slot in slots)
-        ]
-
-        # numpy arrays, which the jitted program takes to the devices
-        def column(values: Iterable[Any], fill: Any, dtype: Any) -> Any:
-            return np.array([*values, *[fill] * pad], dtype)
-
-        stop_ids: Any = np.full((S, MAX_STOP_IDS), -1, np.int32)
-        for i, request in enumerate(requests):
-            stop_ids[i, : len(request.sampling.stop_ids)] = request.sampling.stop_ids
-        return decode.Admission(
-            slot=column(slots, S, np.int32),
-            kept=column(kept, 0, np.int32),
-            words=column((r.key for r in requests), (0, 0, 0, 0), np.uint32),
-            position=column((live.position for live in lives), 0, np.int32),
-            num_new=column((len(live.token_ids) for live in lives), 0, np.int32),
-            limit=column((r.sampling.max_new_tokens for r in requests), 0, np.int32),
-            values=SamplingValues(
-                temperature=column((r.sampling.temperature for r in requests), 1, np.float32),
-                top_k=column((r.sampling.top_k for r in requests), 0, np.int32),
-                top_p=column((r.sampling.top_p for r in requests), 1, np.float32),
-                min_p=column((r.sampling.min_p for r in requests), 0, np.float32),
-            ),
-            stop_ids=stop_ids,
-        )
+    def _kept(self, slot: int) -> int:
+        """Which of all parts' kept hidden states a slot begins with."""
+        part, local = self._parts_of(slot)
+        return slot // self._part_slots * self._sizes.kept + part.of_slot[local].row
 
     def _ahead(self, live: Live) -> int:
         return min(self._num_steps, live.request.sampling.max_new_tokens - len(live.token_ids))
@@ -410,11 +377,13 @@ class SlotEngine:
         """The part of the cache a slot is in, and its number there."""
         return self._parts[slot // self._part_slots], slot % self._part_slots
 
-    def _vacate(self, slot: int) -> None:
+    def _vacate(self, slot: int, is_live: bool = True) -> None:
+        """Frees what a slot has; `is_live`: the device still takes it for live."""
         part, local = self._parts_of(slot)
         part.remove(local)
-        self._released.add(slot)
         self._decoding.discard(slot)
+        if is_live:
+            self._released.add(slot)
 
     def _restart(self) -> None:
         """Everything in progress waits to be prefilled; what is cached or in flight is dropped."""

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jaxrl_vr.sampler.endings import Endings
 from jaxrl_vr.sampler.scheduler import Live, Scheduler
 from jaxrl_vr.types import Finish, Request, Rollout
 
@@ -22,9 +23,12 @@ class UniformEngine:
     ):
         self._vocab_size = vocab_size
         self._steps = steps_per_call
+        # Letter a is token 0, and so on.
+        self._endings = Endings(lambda ids: "".join(chr(97 + i) for i in ids), vocab_size)
         self._scheduler = Scheduler(slots, vocab_size, max_length)
         self._done: list[Rollout] = []
         self._version = 0
+        self.num_sampled = 0
 
     @property
     def num_unfinished(self) -> int:
@@ -33,7 +37,10 @@ class UniformEngine:
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Takes requests; they are served in order."""
-        self._scheduler.submit(requests)
+        requests = list(requests)
+        for request in requests:
+            self._endings.check(f"request {request.id}", request.sampling)
+        self._scheduler.submit(self._endings.prepared(r, self._version) for r in requests)
 
     def abort(self, ids: Sequence[int]) -> None:
         """Ends requests; `step` returns what they have, with finish "aborted"."""
@@ -62,13 +69,12 @@ class UniformEngine:
         for _ in range(self._steps):
             seed = f"{live.request.key}/{len(live.token_ids)}"
             token = random.Random(seed).randrange(self._vocab_size)
-            live.token_ids.append(token)
-            live.logp.append(-math.log(self._vocab_size))
-            live.kept_mass.append(0.0)
-            live.source.append("sampled")
-            live.version.append(self._version)
-            if token in sampling.stop_ids:
+            self.num_sampled += 1
+            live.extend([token], [-math.log(self._vocab_size)], [0.0], "sampled", self._version)
+            is_stopped = self._endings.stop(live, len(live.token_ids) - 1) is not None
+            if token in sampling.stop_ids or is_stopped:
                 return "stop"
             if len(live.token_ids) >= sampling.max_new_tokens:
                 return "length"
+            self._endings.force(live, self._version)
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jaxrl_vr.sampler.engine import Engine
+from jaxrl_vr.sampler.contract import Engine
 from jaxrl_vr.types import Request, Rollout, Sampling
 
 

@@ -7,7 +7,7 @@ plan counts within its part. Letters are those of models.paged.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,11 @@ import numpy as np
 
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, ListReads, PageList, PoolReads
 from jaxrl_vr.models.paged_attention import TILE
+from jaxrl_vr.sampler.decode import Admission
 from jaxrl_vr.sampler.page_pool import NO_TOKEN
 from jaxrl_vr.sampler.residents import Residents, Shared, Text
+from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS, Live
+from jaxrl_vr.sampler.token import SamplingValues
 
 MEMBERS = 8
 """Samples of a prompt that attend it as one product; more are so many products."""
@@ -35,6 +38,49 @@ class Chunk:
     def is_last(self) -> bool:
         """Whether the text is cached once this has run."""
         return self.start + self.count == len(self.text.ids)
+
+
+def admission(
+    slots: Sequence[int],
+    lives: Sequence[Live],
+    kept: Sequence[int],
+    limits: Sequence[int],
+    num_slots: int,
+) -> Admission:
+    """What the device is told of requests that begin in their slots.
+
+    Args:
+      slots: of all parts together.
+      lives: what runs in each.
+      kept: which kept hidden state its first token is drawn from.
+      limits: completion tokens at which each ends or pauses.
+      num_slots: S, entries of the arrays; those beyond the given ones fill nothing.
+    """
+    pad = num_slots - len(slots)
+    requests = [live.request for live in lives]
+
+    # numpy arrays, which the jitted program takes to the devices
+    def column(values: Iterable[Any], fill: Any, dtype: Any) -> Any:
+        return np.array([*values, *[fill] * pad], dtype)
+
+    stop_ids: Any = np.full((num_slots, MAX_STOP_IDS), -1, np.int32)
+    for i, request in enumerate(requests):
+        stop_ids[i, : len(request.sampling.stop_ids)] = request.sampling.stop_ids
+    return Admission(
+        slot=column(slots, num_slots, np.int32),
+        kept=column(kept, 0, np.int32),
+        words=column((r.key for r in requests), (0, 0, 0, 0), np.uint32),
+        position=column((live.position for live in lives), 0, np.int32),
+        num_new=column((len(live.token_ids) for live in lives), 0, np.int32),
+        limit=column(limits, 0, np.int32),
+        values=SamplingValues(
+            temperature=column((r.sampling.temperature for r in requests), 1, np.float32),
+            top_k=column((r.sampling.top_k for r in requests), 0, np.int32),
+            top_p=column((r.sampling.top_p for r in requests), 1, np.float32),
+            min_p=column((r.sampling.min_p for r in requests), 0, np.float32),
+        ),
+        stop_ids=stop_ids,
+    )
 
 
 def decode_plan(

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_vr.arrays import pytree_dataclass
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages
@@ -20,7 +21,7 @@ from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler import decode
 from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS
 from jaxrl_vr.sampler.sizes import Sizes
-from jaxrl_vr.sharding import SAMPLE_RULES, sharding_of
+from jaxrl_vr.sharding import SAMPLE_RULES, spec
 
 
 @pytree_dataclass
@@ -35,12 +36,13 @@ class State:
 class ViewProgram:
     """Makes the sampler's copy of the learner's parameters: reshards, casts, unstacks layers."""
 
-    def __init__(self, model: Model, mesh: jax.sharding.Mesh):
+    def __init__(self, model: Model, mesh: jax.sharding.Mesh, int8: bool):
         declared = param_shardings(model.declare(), SAMPLE_RULES, mesh)
 
         def view(params: Params) -> Any:
             # Gathered over the learner's fsdp axis first: the sampler's table replicates `embed`.
-            return model.sampler_view(jax.lax.with_sharding_constraint(params, declared))
+            params = jax.lax.with_sharding_constraint(params, declared)
+            return model.sampler_view(params, int8)
 
         self._view = jax.jit(view)
 
@@ -138,7 +140,15 @@ class Programs:
         self, view: Any, state: State, rows: Any, plan: Any, enough: Any
     ) -> tuple[State, decode.Emitted]:
         slots, pages, emitted = decode.decode_chunk(
-            self._model, view, state.slots, state.pages, rows, plan, enough, self._sizes.steps
+            self._model,
+            view,
+            state.slots,
+            state.pages,
+            rows,
+            plan,
+            enough,
+            self._sizes.steps,
+            self._sizes.entropy,
         )
         return self._placed(State(slots, pages, state.kept)), emitted
 
@@ -146,17 +156,19 @@ class Programs:
         return jax.lax.with_sharding_constraint(state, self._shardings(state))
 
     def _shardings(self, state: State) -> State:
+        slots = (*spec(("slots",), SAMPLE_RULES, self._mesh, (self._sizes.parts,)), None)[0]
+
         def of(*axes: str | None) -> Any:
-            def one(a: Any) -> jax.sharding.NamedSharding:
-                named = (*axes, *[None] * (a.ndim - len(axes)))
-                return sharding_of(named[: a.ndim], SAMPLE_RULES, self._mesh, a.shape)
+            def one(a: Any) -> NamedSharding:
+                heads = spec(axes, SAMPLE_RULES, self._mesh, a.shape[1 : 1 + len(axes)])
+                return NamedSharding(self._mesh, PartitionSpec(slots, *heads))
 
             return one
 
         return State(
-            jax.tree.map(of("slots"), state.slots),
-            jax.tree.map(of("slots", "kv_heads"), state.pages),
-            of("slots")(state.kept),
+            jax.tree.map(of(), state.slots),
+            jax.tree.map(of("kv_heads"), state.pages),
+            of()(state.kept),
         )
 
 

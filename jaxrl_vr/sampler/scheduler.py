@@ -9,7 +9,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxrl_vr.types import Finish, Prefix, Request, Rollout, TokenSource
+from jaxrl_vr.types import Finish, Request, Rollout, TokenSource
 
 MAX_STOP_IDS = 8
 
@@ -26,11 +26,37 @@ class Live:
     kept_mass: list[float]
     source: list[TokenSource]
     version: list[int]
+    entropy: list[float] | None  # None: not known of all tokens
 
     @property
     def position(self) -> int:
         """Tokens of prompt and completion so far."""
         return len(self.request.prompt_ids) + len(self.token_ids)
+
+    def extend(
+        self,
+        token_ids: Sequence[int],
+        logp: Sequence[float],
+        kept_mass: Sequence[float],
+        source: TokenSource,
+        version: int,
+        entropy: Sequence[float] | None = None,
+    ) -> None:
+        """Puts tokens behind the completion."""
+        self.token_ids += token_ids
+        self.logp += logp
+        self.kept_mass += kept_mass
+        self.source.extend(source for _ in token_ids)
+        self.version += [version] * len(token_ids)
+        if self.entropy is not None and token_ids:
+            self.entropy = None if entropy is None else [*self.entropy, *entropy]
+
+    def cut(self, length: int) -> None:
+        """Drops all tokens behind the first `length`."""
+        for values in (self.token_ids, self.logp, self.kept_mass, self.source, self.version):
+            del values[length:]
+        if self.entropy is not None:
+            del self.entropy[length:]
 
     def rollout(self, finish: Finish) -> Rollout:
         """The completion as it stands, ended by `finish`."""
@@ -45,15 +71,12 @@ class Live:
             version=tuple(self.version),
             kept_mass=tuple(self.kept_mass) if is_cut else None,
             finish=finish,
+            entropy=None if self.entropy is None else tuple(self.entropy),
         )
 
     def paused(self) -> Request:
         """The request with what it has emitted as its prefix; its key stays."""
-        rollout = self.rollout("aborted")
-        prefix = Prefix(
-            rollout.token_ids, rollout.logp, rollout.kept_mass, rollout.source, rollout.version
-        )
-        return dataclasses.replace(self.request, prefix=prefix)
+        return dataclasses.replace(self.request, prefix=self.rollout("aborted").as_prefix())
 
 
 def start(request: Request) -> Live:
@@ -66,6 +89,7 @@ def start(request: Request) -> Live:
         kept_mass=list(prefix.kept_mass or [0.0] * len(prefix.token_ids)),
         source=list(prefix.source),
         version=list(prefix.version),
+        entropy=None if prefix.token_ids and prefix.entropy is None else [*(prefix.entropy or ())],
     )
 
 
@@ -96,7 +120,7 @@ def check_request(request: Request, vocab_size: int, max_length: int) -> None:
                 f"{who}: token id {token} is outside the model's vocabulary of {vocab_size}; "
                 "tokenizer and model do not fit"
             )
-    for name in ("logp", "source", "version", "kept_mass"):
+    for name in ("logp", "source", "version", "kept_mass", "entropy"):
         values = getattr(prefix, name)
         if values is not None and len(values) != num_prefix:
             raise ValueError(

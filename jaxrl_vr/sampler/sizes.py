@@ -29,7 +29,7 @@ _ITEM_BYTES = 2 * 2**20
 
 
 class EngineConfig(Config):
-    """Sizes of the sampler; none changes what is sampled."""
+    """Sizes of the sampler; only `weights` changes what is sampled."""
 
     slots: int = Field(default=64, ge=1)
     """Completions decoded side by side. More is faster until memory or products are the limit."""
@@ -39,6 +39,12 @@ class EngineConfig(Config):
     """Tokens whose keys and values are kept at once, a group's prompt counted once. When they do
     not suffice, the youngest completions wait. 0: room for what is asked, in at most a quarter of
     the memory."""
+    weights: Literal["model", "int8"] = "model"
+    """int8 keeps the layers' weights as integers: half the bytes of bfloat16, and a policy a little
+    apart from the learner's, which `offpolicy` corrections weigh (see `mismatch/…`)."""
+    entropy: bool = False
+    """Keep the entropy of the distribution that each token was drawn from: two passes over the
+    logits more."""
     page_tokens: int = Field(default=0, ge=0)
     """Tokens of a page of the cache; 0: 64 on CPU with plain XLA, else 128."""
     attention: Literal["auto", "xla", "pallas"] = "auto"
@@ -60,6 +66,7 @@ class Sizes:
       kept: hidden states that a part keeps.
       steps: of a chunk.
       keys_across: how keys lie in a page.
+      entropy: whether the entropy of each token's distribution is kept.
       item_pages: G, pages that the kernel reads at a time; None without it.
     """
 
@@ -71,6 +78,7 @@ class Sizes:
     kept: int
     steps: int
     keys_across: bool
+    entropy: bool
     item_pages: int | None
 
 
@@ -114,6 +122,7 @@ def cache_sizes(
         kept=3 * slots,
         steps=config.steps_per_call,
         keys_across=is_cpu,
+        entropy=config.entropy,
         item_pages=_item_pages(model, page_tokens, mesh) if has_kernel else None,
     )
 

@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import check, pytree_dataclass
-from jaxrl_vr.losses.logprobs import token_logprob
 
-# Width of the blocks of the two-level draw. A running sum over all of a large vocabulary loses
-# the small probabilities to rounding; over a block of this width it does not.
-_BLOCK = 256
+# Width of the blocks of the two-level draw: that of a TPU's vector registers, and a divisor of the
+# common vocabularies; others are padded.
+_BLOCK = 128
 _CUT = -1e30
 
 
@@ -47,28 +46,40 @@ def draw(
       mass [S] float32, 0 where the support is uncut.
     """
     check("SV, S", logits=logits, keys=keys)
-    V = logits.shape[1]
+    peak = jnp.max(logits, axis=1)
+    # Behind a barrier, or compilers take the total from the logits, exponentials and all.
+    sums = jax.lax.optimization_barrier(_block_sums(logits, peak))
+    total = jnp.sum(sums, axis=1)
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, (sums.shape[1] + _BLOCK,)))(keys)
     cuts = (values.top_k > 0) | (values.top_p < 1) | (values.min_p > 0)
 
-    def cut(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def cut() -> tuple[jax.Array, jax.Array, jax.Array]:
         kept = jnp.where(_support(logits, values), logits, _CUT)
-        mass = jax.nn.logsumexp(kept, axis=1) - jax.nn.logsumexp(logits, axis=1)
-        return kept, jnp.where(cuts, mass, 0.0)
+        kept_sums = _block_sums(kept, peak)  # the most likely token always stays
+        mass = jnp.log(jnp.sum(kept_sums, axis=1)) - jnp.log(total)
+        return *_pick(kept, peak, kept_sums, noise), jnp.where(cuts, mass, 0.0)
 
-    def uncut(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return logits, jnp.zeros(logits.shape[:1], logits.dtype)
+    def uncut() -> tuple[jax.Array, jax.Array, jax.Array]:
+        return *_pick(logits, peak, sums, noise), jnp.zeros_like(total)
 
     # Sorting the vocabulary costs more than all else here, so only where a slot asks for it.
-    kept, mass = jax.lax.cond(jnp.any(cuts), cut, uncut, logits)
-    drawn = _inverse_cdf(kept, keys)
+    token, above, mass = jax.lax.cond(jnp.any(cuts), cut, uncut)
     is_greedy = values.temperature <= 0
     token = jax.lax.cond(
         jnp.any(is_greedy),
-        lambda: jnp.where(is_greedy, jnp.argmax(logits, axis=1), drawn),
-        lambda: drawn,
+        lambda: jnp.where(is_greedy, jnp.argmax(logits, axis=1).astype(jnp.int32), token),
+        lambda: token,
     )
-    token = jnp.minimum(token, V - 1).astype(jnp.int32)
-    return token, token_logprob(logits, token), mass
+    # The same difference as in `losses.logprobs.token_logprob`, from sums that are there already.
+    return token, jnp.where(is_greedy, 0.0, above) - jnp.log(total), mass
+
+
+def logits_entropy(logits: jax.Array) -> jax.Array:
+    """Entropy of each slot's uncut distribution in nats, [S] float32, from [S, V] logits."""
+    above = logits - jnp.max(logits, axis=1, keepdims=True)
+    mass = jnp.exp(above)
+    total = jnp.sum(mass, axis=1)
+    return jnp.log(total) - jnp.sum(mass * above, axis=1) / total
 
 
 def _support(logits: jax.Array, values: SamplingValues) -> jax.Array:
@@ -87,26 +98,40 @@ def _support(logits: jax.Array, values: SamplingValues) -> jax.Array:
     return (logits >= last) & (logits >= floor)
 
 
-def _inverse_cdf(logits: jax.Array, keys: jax.Array) -> jax.Array:
-    """A block by its sum, then a token in the block: two uniforms a draw instead of V."""
+def _blocks(logits: jax.Array) -> jax.Array:
+    """[S, V] -> [S, blocks, width], padded with what has no mass."""
     S, V = logits.shape
-    probs = jnp.exp(logits - jnp.max(logits, axis=1, keepdims=True))
-    probs = jnp.pad(probs, ((0, 0), (0, -V % _BLOCK)))
-    blocks = probs.reshape(S, -1, _BLOCK)  # V -> blocks, width
-    uniform = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
-    block = _first_above(jnp.sum(blocks, axis=2), uniform[:, 0])
-    inside = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
-    return block * _BLOCK + _first_above(inside, uniform[:, 1])
+    padded = jnp.pad(logits, ((0, 0), (0, -V % _BLOCK)), constant_values=-jnp.inf)
+    return padded.reshape(S, -1, _BLOCK)
 
 
-def _first_above(mass: jax.Array, uniform: jax.Array) -> jax.Array:
-    """Index, among those with any mass, where its running sum first exceeds uniform x total.
+def _block_sums(logits: jax.Array, peak: jax.Array) -> jax.Array:
+    """[S, blocks] sums of exp(logit - peak); the exponentials themselves are not kept."""
+    return jnp.sum(jnp.exp(_blocks(logits) - peak[:, None, None]), axis=2)
 
-    Where rounding makes the product the total itself, the last index with any mass.
+
+def _pick(
+    logits: jax.Array, peak: jax.Array, sums: jax.Array, noise: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """A block by its sum, then a token in the block, each where logit + Gumbel noise is largest.
+
+    A small change of the logits, such as rounding makes, then hardly ever changes a token. Drawn
+    where a running sum exceeds a uniform, many would: each logit moves the borders of all tokens
+    behind it.
+
+    Args:
+      logits: [S, V].
+      peak: [S], the largest of them.
+      sums: [S, blocks], from `_block_sums`.
+      noise: [S, blocks + width] Gumbel.
+
+    Returns:
+      token [S] int32, and its logit less the peak, [S].
     """
-    running = jnp.cumsum(mass, axis=1)
-    has_mass = mass > 0
-    # Not every backend sums in order: a rounded running sum can step at an index without mass.
-    is_above = (running > uniform[:, None] * running[:, -1:]) & has_mass
-    last = mass.shape[1] - 1 - jnp.argmax(has_mass[:, ::-1], axis=1)
-    return jnp.where(jnp.any(is_above, axis=1), jnp.argmax(is_above, axis=1), last)
+    of_block, of_token = noise[:, : sums.shape[1]], noise[:, sums.shape[1] :]
+    block = jnp.argmax(jnp.log(sums) + of_block, axis=1)
+    inside = jnp.take_along_axis(_blocks(logits), block[:, None, None], axis=1)[:, 0]
+    above = inside - peak[:, None]
+    index = jnp.argmax(above + of_token, axis=1)
+    token = jnp.minimum(block * _BLOCK + index, logits.shape[1] - 1).astype(jnp.int32)
+    return token, jnp.take_along_axis(above, index[:, None], axis=1)[:, 0]

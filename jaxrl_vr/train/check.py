@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import jax
 
+from jaxrl_vr.data.tokenizer import Tokenizer
+from jaxrl_vr.sampler.endings import Endings
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import DpoStage, SftStage, TrainStage
@@ -45,6 +47,18 @@ def check_sizes(config: RunConfig, context: int, mesh: jax.sharding.Mesh) -> Non
         if isinstance(stage, SftStage):
             longest = stage.longest(context)
             _check_row_length(stage, longest, f"max_tokens = {longest}")
+
+
+def check_texts(config: RunConfig, tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Raises ValueError if a stop string or a forced text of a stage or task cannot act."""
+    endings = Endings(tokenizer.decode, vocab_size)
+    asked = [(f"stages.{s.name}", s.sampling) for s in config.stages if isinstance(s, RlStage)]
+    for where, sampling in [*asked, *((f"tasks.{t.name}", t.sampling) for t in config.tasks)]:
+        try:
+            values = sampling.values(tokenizer)
+        except ValueError as error:
+            raise ValueError(f"{where}.{error}") from None
+        endings.check(f"{where}.sampling", values)
 
 
 def check_verifiers(
@@ -97,6 +111,12 @@ def oddities(config: RunConfig) -> list[str]:
                 f"{where}.sampling.{cut[0]}: rollouts come from a cut distribution, log-probs "
                 "and gradient are those of the whole one (policy/kept_mass says how much is left); "
                 "leave it out unless you mean that"
+            )
+        if config.engine.weights == "int8" and not stage.offpolicy:
+            found.append(
+                f"engine.weights = 'int8' with {where}.offpolicy = []: rollouts come from weights "
+                "that are rounded, and nothing corrects for it; add { type = 'tis' } and set "
+                f"{where}.old_logp = 'recomputed'"
             )
         if stage.objective.is_sequence and not stage.weights.counts_sequences:
             found.append(

@@ -48,15 +48,20 @@ class Context:
         """The run's one engine, with these weights."""
         if self._engine is None:
             self._engine = SlotEngine(
-                self.model, params, self.config.engine, self.mesh, version=version
+                self.model,
+                params,
+                self.config.engine,
+                self.mesh,
+                version=version,
+                decode=self.tokenizer.decode,
             )
         else:
             self._engine.set_params(params, version)
         return self._engine
 
     def sampling(self, sampling: Any) -> Sampling:
-        """A sampling config with the tokenizer's stop ids."""
-        return sampling.values(self.tokenizer.eos_ids)
+        """A sampling config with the tokenizer's stop ids and the ids of what is forced."""
+        return sampling.values(self.tokenizer)
 
     def stage_folder(self, name: str) -> Path:
         """The folder of a stage."""

@@ -25,6 +25,7 @@ from jaxrl_vr.train.critic import CriticConfig
 from jaxrl_vr.train.imitation import LmMix, PositiveNll
 from jaxrl_vr.train.objectives import DecoupledPpo, Dpo, PolicyUnion, PpoClip, Rft
 from jaxrl_vr.train.offpolicy import Offpolicy
+from jaxrl_vr.train.partial import PartialRollouts
 from jaxrl_vr.train.penalty import EntropyBonus, Kl
 from jaxrl_vr.train.selection import TopEntropy
 from jaxrl_vr.train.shaping import Shaping, StepReward
@@ -96,6 +97,8 @@ class RlStage(TrainStage):
     the first update on a rollout batch."""
     dynamic_sampling: DynamicSampling | None = None
     """Sample until enough groups have contrast; None trains on every group once sampled."""
+    partial: PartialRollouts | None = None
+    """Cut a step's sampling at a budget and go on in the next; None samples all to their end."""
     control: Literal["none", "shuffled_rewards"] = "none"
     """An experiment's control: `shuffled_rewards` permutes the rewards over the batch."""
 
@@ -149,6 +152,10 @@ class RlStage(TrainStage):
             raise ValueError(f"updates: its steps are {steps}; start at 0 and go up")
         self._check_reward()
         self._check_corrections()
+        if self.partial is not None and self.dynamic_sampling is not None:
+            raise ValueError(
+                "partial with dynamic_sampling: both decide how long a step samples; leave one out"
+            )
         if self.lm_mix is not None and isinstance(self.objective, Dpo):
             raise ValueError(
                 "lm_mix with objective 'dpo', whose pairs lie alone in their rows; leave lm_mix "

@@ -26,7 +26,7 @@ from jaxrl_vr.metrics.throughput import Phases
 from jaxrl_vr.metrics.writer import Writer
 from jaxrl_vr.models import hf
 from jaxrl_vr.sharding import make_mesh
-from jaxrl_vr.train.check import check_sizes, check_verifiers, oddities
+from jaxrl_vr.train.check import check_sizes, check_texts, check_verifiers, oddities
 from jaxrl_vr.train.config import PretrainedModel, RunConfig
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.dpo import run_dpo
@@ -127,6 +127,7 @@ def build(config: RunConfig) -> tuple[jax.sharding.Mesh, Built, Mixtures]:
     mesh = make_mesh(config.mesh)
     built = build_model(config)
     check_sizes(config, built.model.max_length, mesh)
+    check_texts(config, built.tokenizer, built.model.vocab_size)
     return mesh, built, Mixtures(config, built.tokenizer, built.model.max_length)
 
 
@@ -165,9 +166,10 @@ def _weights(stage: StageBase) -> dict[str, str]:
 
 def keep_compiled() -> None:
     """Keeps compiled programs in the user's cache folder, unless jax was told of another place."""
-    if not jax.config.jax_compilation_cache_dir:
+    option = "jax_compilation_cache_dir"
+    if not getattr(jax.config, option):
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        jax.config.update("jax_compilation_cache_dir", str(caches / "jaxrl_vr" / "compiled"))
+        jax.config.update(option, str(caches / "jaxrl_vr" / "compiled"))
 
 
 def open_context(

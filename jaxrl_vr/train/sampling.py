@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,11 +17,12 @@ from jaxrl_vr.data.prompts import Prompt
 from jaxrl_vr.losses.advantages import has_contrast
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.models.params import Params
-from jaxrl_vr.rollout.collect import collect
+from jaxrl_vr.rollout.collect import begin, collect, go_on
 from jaxrl_vr.rollout.groups import Samples, samples_of, score_of
 from jaxrl_vr.train.advantage import FixedBaseline, compiled
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.loop import Cursor, take
+from jaxrl_vr.train.partial import read_started, with_started
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.types import Group, Mean, Sampling
@@ -47,6 +49,8 @@ class GroupSampler:
         """Samples and verifies the step's groups; the cursor behind their prompts."""
         stage = self._stage
         sampling = self._ctx.sampling(stage.sampling)
+        if stage.partial is not None:
+            return self._sample_partial(state, step, mixture, cursor, metrics)
         if stage.dynamic_sampling is None:
             prompts, cursor, dropped = take(mixture, stage.prompts, cursor)
             metrics.add(dropped)
@@ -65,6 +69,53 @@ class GroupSampler:
             rounds += 1
         metrics.add({"rollout/rounds": Mean(rounds, 1)})
         return groups, cursor
+
+    def _sample_partial(
+        self,
+        state: TrainState,
+        step: int,
+        mixture: Mixture[Prompt],
+        cursor: Cursor,
+        metrics: Accumulator,
+    ) -> tuple[list[Group], Cursor]:
+        """The groups that are complete when the step's budget is spent; the others wait in the
+        cursor, with all they have, for the next step and its weights."""
+        ctx, stage, partial = self._ctx, self._stage, self._stage.partial
+        assert partial is not None
+        waiting = read_started(cursor)
+        prompts, cursor, dropped = take(mixture, max(stage.prompts - len(waiting), 0), cursor)
+        metrics.add(dropped)
+        key = ctx.config.stage_seed(stage), step
+        started = [*waiting, *begin(prompts, stage.samples, key)]
+        began = time.monotonic()
+
+        def is_over(tokens: int, complete: int) -> bool:
+            spent = time.monotonic() - began
+            # Each update needs a group of its own.
+            return complete >= stage.updates_at(step) and partial.is_spent(tokens, spent)
+
+        def progress(sampled: int, verified: int) -> None:
+            ctx.interrupt.check()
+            ctx.console.phase("rollout", sampled, len(started) * stage.samples)
+
+        with ctx.phases("rollout"):
+            engine = ctx.engine(state.trainable, step)
+            before = engine.num_sampled
+            groups, waiting = go_on(
+                engine,
+                ctx.pool,
+                started,
+                ctx.sampling(stage.sampling),
+                decode=ctx.decode,
+                progress=progress,
+                is_over=is_over,
+            )
+            engine.free()
+            ctx.phases.tokens("rollout", engine.num_sampled - before)
+        ages = [step - v for g in groups for r in g.rollouts for v in r.version]
+        metrics.add({"rollout/waiting": Mean(len(waiting), 1)})
+        metrics.add({"rollout/staleness": Mean(sum(ages), len(ages))})
+        return groups, with_started(cursor, waiting)
 
     def samples(self, groups: Sequence[Group]) -> Samples:
         """The arrays of these groups."""

@@ -5,16 +5,32 @@ How they run is in sft.py, evaluate.py and run.py; RL's stage is in rl_stage.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from jaxrl_vr.config import Config, LocalPath
 from jaxrl_vr.data.demonstrations import LossOn
+from jaxrl_vr.data.tokenizer import Tokenizer
 from jaxrl_vr.train.optimizer import AdamW
 from jaxrl_vr.train.weights import SequenceMean, TokenMean
-from jaxrl_vr.types import Sampling
+from jaxrl_vr.types import Forced, Sampling
+
+_CLOSE_THINKING = (
+    "Considering the user's limited time, I must directly provide a solution based on the thinking."
+    " \n</think>.\n\n"
+)
+
+
+class ForcedText(Config):
+    """Text put behind a completion that reaches a length without having closed its thinking."""
+
+    after: PositiveInt
+    """Completion tokens at which it is put."""
+    text: str = Field(default=_CLOSE_THINKING, min_length=1)
+    """What is put; the default is Qwen3's end of a thinking part."""
+    unless: str = Field(default="</think>", min_length=1)
+    """Nothing is put where the completion holds this."""
 
 
 class SamplingConfig(Config):
@@ -31,6 +47,12 @@ class SamplingConfig(Config):
     min_p: float = Field(default=0.0, ge=0, lt=1)
     """Only tokens with at least this share of the most likely one's probability; 0 is off."""
 
+    stop: tuple[str, ...] = ()
+    """Strings that end a completion, beside the tokenizer's EOS; they stay in the text."""
+    forced: tuple[ForcedText, ...] = ()
+    """Texts put behind a completion that gets too long: a thinking budget is one of 512 tokens
+    with `forced = [{ after = 512 }]`. What is forced is not trained on."""
+
     @model_validator(mode="after")
     def _check(self) -> SamplingConfig:
         acting = self.cuts
@@ -39,6 +61,14 @@ class SamplingConfig(Config):
                 f"{acting[0]} = {getattr(self, acting[0])} cannot act with temperature = 0, which "
                 "always takes the most likely token; leave it out, or raise the temperature"
             )
+        if "" in self.stop:
+            raise ValueError("stop holds an empty string, which every completion has; leave it out")
+        for forced in self.forced:
+            if forced.after >= self.max_new_tokens:
+                raise ValueError(
+                    f"forced.after = {forced.after} is not below max_new_tokens = "
+                    f"{self.max_new_tokens}: it would never act; lower it"
+                )
         return self
 
     @property
@@ -47,9 +77,32 @@ class SamplingConfig(Config):
         cuts = {"top_k": self.top_k, "min_p": self.min_p, "top_p": 1 - self.top_p}
         return [name for name, value in cuts.items() if value]
 
-    def values(self, stop_ids: Sequence[int]) -> Sampling:
-        """As the sampler takes them."""
-        return Sampling(**self.model_dump(), stop_ids=tuple(stop_ids))
+    def values(self, tokenizer: Tokenizer) -> Sampling:
+        """As the sampler takes them.
+
+        Raises:
+          ValueError: a stop string or a forced text that the tokenizer cannot write.
+        """
+        for stop in self.stop:
+            _ids(tokenizer, "stop", stop)
+        forced = tuple(
+            Forced(f.after, _ids(tokenizer, "forced.text", f.text), f.unless) for f in self.forced
+        )
+        given = self.model_dump() | {"stop": self.stop, "forced": forced}
+        return Sampling(**given, stop_ids=tuple(tokenizer.eos_ids))
+
+
+def _ids(tokenizer: Tokenizer, field: str, text: str) -> tuple[int, ...]:
+    try:
+        ids = tuple(tokenizer.encode(text))
+    except ValueError as error:
+        raise ValueError(f"sampling.{field} = {text!r}: {error}") from None
+    if tokenizer.decode(ids) != text:
+        raise ValueError(
+            f"sampling.{field} = {text!r}: the tokenizer reads its own ids of it as "
+            f"{tokenizer.decode(ids)!r}; use text without special tokens"
+        )
+    return ids
 
 
 class Task(Config):

@@ -39,7 +39,17 @@ class Small:
         sampling = request.sampling
         tokens = list(request.prompt_ids + request.prefix.token_ids)
         out = [], [], []
+        forced = []
         for n in range(len(request.prefix.token_ids), sampling.max_new_tokens):
+            for rule in sampling.forced:
+                text = letters(tokens[len(request.prompt_ids) :])
+                if rule.after == n and rule.unless not in text:
+                    forced = list(rule.token_ids)
+            if forced:
+                for values, new in zip(out, (forced[0], 0.0, 0.0), strict=True):
+                    values.append(new)
+                tokens.append(forced.pop(0))
+                continue
             row = np.zeros((1, self.model.max_length), np.int32)
             row[0, : len(tokens)] = tokens
             values = jax.tree.map(lambda v: np.asarray([v]), sampling_values(sampling))
@@ -54,7 +64,8 @@ class Small:
             for values, new in zip(out, drawn, strict=True):
                 values.append(new.item())
             tokens.append(out[0][-1])
-            if tokens[-1] in sampling.stop_ids:
+            sampled = letters(tokens[len(request.prompt_ids) :])
+            if tokens[-1] in sampling.stop_ids or any(s in sampled for s in sampling.stop):
                 break
         return out
 
@@ -114,7 +125,12 @@ def other_params(make_small):
 def shared_engine(small, one_device):
     """Three slots, five steps a call; compiled once."""
     config = EngineConfig(slots=3, steps_per_call=5)
-    return SlotEngine(small.model, small.params, config, one_device)
+    return SlotEngine(small.model, small.params, config, one_device, decode=letters)
+
+
+def letters(ids):
+    """Text of token ids: a is 0, and so on."""
+    return "".join(chr(97 + i) for i in ids)
 
 
 @pytest.fixture

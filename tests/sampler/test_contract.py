@@ -9,11 +9,12 @@ import pytest
 
 from jaxrl_vr.models.fakes import UniformModel
 from jaxrl_vr.models.params import init
-from jaxrl_vr.sampler.engine import Engine, SlotEngine
+from jaxrl_vr.sampler.contract import Engine
+from jaxrl_vr.sampler.engine import SlotEngine
 from jaxrl_vr.sampler.fakes import UniformEngine
 from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.sharding import TRAIN_RULES
-from jaxrl_vr.types import Prefix
+from jaxrl_vr.types import Forced, Prefix
 
 SLOTS, STEPS, VOCAB, CONTEXT = 3, 5, 32, 96
 
@@ -37,7 +38,7 @@ def uniform_model(one_device):
     model = UniformModel(VOCAB, max_length=CONTEXT)
     params = init(model.declare(), jax.random.key(0), TRAIN_RULES, one_device)
     config = EngineConfig(slots=SLOTS, steps_per_call=STEPS)
-    return SlotEngine(model, params, config, one_device), params
+    return SlotEngine(model, params, config, one_device, decode=letters), params
 
 
 @pytest.fixture(params=["transformer", "uniform-model", "uniform-engine"])
@@ -83,7 +84,7 @@ def test_every_request_comes_back_once(case, make_request, drain):
 def test_finish_reasons_and_stop_ids(case, make_request, drain):
     stop_ids = (0, 3, 9, 17)
     limit = 12
-    requests = [make_request(i, limit=limit, stop_ids=stop_ids) for i in range(24)]
+    requests = [make_request(i, limit=limit, stop_ids=stop_ids) for i in range(48)]
     done = drain(case.engine, requests)
     met = set()
     for rollout in done.values():
@@ -172,6 +173,99 @@ def test_ids_are_unique_among_what_is_in_progress(case, make_request, drain):
         case.engine.submit([make_request(70), make_request(70)])
     assert sorted(drain(case.engine)) == list(range(SLOTS + 1))
     assert sorted(drain(case.engine, [make_request(0)])) == [0]
+
+
+# Stop strings and forced tokens; letters are token ids, a is 0
+
+
+def letters(ids):
+    return "".join(chr(97 + i) for i in ids)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_stop_string_ends_at_the_token_that_completes_it(case, make_request, drain, length):
+    """Wherever it stands in a chunk and over the border of two."""
+    free = drain(case.engine, [make_request(0, limit=20, stop_ids=())])[0]
+    for end in range(length, 17):
+        stop = letters(free.token_ids[end - length : end])
+        first = letters(free.token_ids).index(stop) + length
+        again = drain(case.engine, [make_request(0, limit=20, stop_ids=(), stop=("XY", stop))])[0]
+        assert (again.token_ids, again.finish) == (free.token_ids[:first], "stop")
+        assert again.logp == pytest.approx(free.logp[:first], abs=1e-5)
+        assert len(again.source) == len(again.version) == first
+
+
+def test_a_stop_string_that_is_never_written_ends_nothing(case, make_request, drain):
+    requests = [make_request(i, limit=9, stop_ids=(), stop=("XY",)) for i in range(SLOTS)]
+    assert {r.finish for r in drain(case.engine, requests).values()} == {"length"}
+
+
+@pytest.mark.parametrize("after", [1, STEPS - 1, STEPS, STEPS + 1, 11])
+def test_tokens_are_forced_once_a_completion_is_so_long(case, make_request, drain, after):
+    free = drain(case.engine, [make_request(0, limit=16, stop_ids=())])[0]
+    text = (3, 1, 4, 1, 5)
+    rule = Forced(after, text, unless="never")
+    request = make_request(0, limit=after + 9, stop_ids=(4,), forced=(rule,), stop=("dbe",))
+    clear = dataclasses.replace(request.sampling, stop_ids=())
+    done = drain(case.engine, [dataclasses.replace(request, sampling=clear)])[0]
+    assert done.token_ids[:after] == free.token_ids[:after]
+    assert done.token_ids[after : after + 5] == text  # stops that stand in it end nothing
+    assert done.source == ("sampled",) * after + ("forced",) * 5 + ("sampled",) * 4
+    assert done.logp[after : after + 5] == (0.0,) * 5
+    assert (done.num_forced, done.finish, len(done.token_ids)) == (5, "length", after + 9)
+    # What follows is drawn as behind the same tokens in a prefix.
+    n = after + 5
+    prefix = Prefix(done.token_ids[:n], done.logp[:n], None, done.source[:n], done.version[:n])
+    plain = make_request(0, limit=after + 9, stop_ids=(), prefix=prefix)
+    assert drain(case.engine, [plain])[0].token_ids == done.token_ids
+
+
+def test_nothing_is_forced_where_the_text_stands_already(case, make_request, drain):
+    free = drain(case.engine, [make_request(0, limit=16, stop_ids=())])[0]
+    for unless, is_there in ((free.token_ids[2:4], True), (free.token_ids[6:9], False)):
+        rule = Forced(6, (1, 2), letters(unless))
+        assert (letters(unless) in letters(free.token_ids[:6])) == is_there
+        request = make_request(0, limit=16, stop_ids=(), forced=(rule,))
+        done = drain(case.engine, [request])[0]
+        assert (done.num_forced == 0) == is_there
+        assert (done.token_ids == free.token_ids) == is_there
+
+
+def test_forced_tokens_outlive_a_cut_and_new_weights(case, make_request, drain):
+    rules = Forced(3, (9, 9), "never"), Forced(8, (7,), "never")
+    request = make_request(0, limit=14, stop_ids=(), forced=rules)
+    whole = drain(case.engine, [request])[0]
+    assert [i for i, s in enumerate(whole.source) if s == "forced"] == [3, 4, 8]
+    for length in sorted({*range(1, 14)} - {4}):  # an engine never ends within a forced text
+        sampled = {n: getattr(whole, n)[:length] for n in ("token_ids", "logp", "source")}
+        prefix = Prefix(**sampled, kept_mass=None, version=(0,) * length)
+        again = drain(case.engine, [dataclasses.replace(request, prefix=prefix)])[0]
+        assert (again.token_ids, again.source) == (whole.token_ids, whole.source)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"stop": ("",)}, "request 5: an empty stop string"),
+        ({"forced": (Forced(6, (1, 2), "x"),)}, "request 5: 2 tokens forced after 6 leave nothing"),
+        ({"forced": (Forced(2, (40,), "x"),)}, "request 5: forced token id 40 is outside"),
+        (
+            {"forced": (Forced(2, (1, 1), "x"), Forced(3, (1,), "x"))},
+            "request 5: tokens are forced after 3 tokens, .* end at 4; raise it to 4",
+        ),
+    ],
+    ids=["empty", "limit", "vocabulary", "order"],
+)
+def test_refuses_ends_that_cannot_act(case, make_request, values, message):
+    with pytest.raises(ValueError, match=message):
+        case.engine.submit([make_request(4), make_request(5, **values)])
+    assert case.engine.num_unfinished == 0
+
+
+def test_text_needs_a_decoder(small, one_device, make_request):
+    engine = SlotEngine(small.model, small.params, EngineConfig(slots=1), one_device)
+    with pytest.raises(ValueError, match="request 0: stop strings .* give the engine `decode`"):
+        engine.submit([make_request(0, stop=("x",))])
 
 
 def test_abort_returns_what_there_is_and_frees_the_slot(case, make_request, drain):

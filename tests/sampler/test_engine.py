@@ -19,7 +19,13 @@ from jaxrl_vr.sampler.engine import SlotEngine
 from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh, place, to_host
 from jaxrl_vr.train.update import row_logprobs
-from jaxrl_vr.types import Prefix
+from jaxrl_vr.types import Forced
+
+
+def letters(ids):
+    """Text of token ids: a is 0, and so on."""
+    return "".join(chr(97 + i) for i in ids)
+
 
 TEMPERATURES = (1.0, 0.7, 1.3, 0.0)
 
@@ -30,19 +36,14 @@ def prompt(seed, length):
 
 def engine_of(small, mesh, slots=3, steps=5, params=None, **rest):
     config = EngineConfig(slots=slots, steps_per_call=steps, **rest)
-    return SlotEngine(small.model, small.params if params is None else params, config, mesh)
+    params = small.params if params is None else params
+    return SlotEngine(small.model, params, config, mesh, decode=letters)
 
 
 @pytest.fixture(scope="module")
 def thin(make_small):
     """One layer: for tests that compile engines of their own."""
     return make_small(layers=1)
-
-
-def as_prefix(rollout):
-    return Prefix(
-        rollout.token_ids, rollout.logp, rollout.kept_mass, rollout.source, rollout.version
-    )
 
 
 def assert_equals_slow(rollout, slow):
@@ -157,11 +158,47 @@ def test_kept_mass_is_the_log_of_the_kept_probability(engine, small, make_reques
         assert last >= kept[-1] * (1 - 1e-5)  # never a token outside the support
 
 
+def test_entropy_is_that_of_the_uncut_distribution(small, make_request, drain, one_device):
+    config = EngineConfig(slots=2, steps_per_call=5, entropy=True)
+    engine = SlotEngine(small.model, small.params, config, one_device, decode=letters)
+    rule = (Forced(4, (3, 3), "never"),)
+    request = make_request(
+        0, prompt(3, 4), limit=20, stop_ids=(), temperature=0.7, top_k=3, forced=rule
+    )
+    whole = drain(engine, [request])[0]
+    logits = logits_of(small, request.prompt_ids + whole.token_ids).astype(np.float64) / 0.7
+    for n, (nats, source) in enumerate(zip(whole.entropy, whole.source, strict=True)):
+        z = logits[len(request.prompt_ids) + n - 1]
+        probs = np.exp(z - z.max()) / np.exp(z - z.max()).sum()
+        expected = -(probs * np.log(probs)).sum() if source == "sampled" else 0.0
+        assert nats == pytest.approx(expected, abs=1e-5)
+    # It outlives a cut; without the entropy of its first tokens a completion has none.
+    engine.submit([request])
+    engine.step()
+    engine.abort([0])
+    (cut,) = engine.step()
+    assert cut.entropy == pytest.approx(whole.entropy[: len(cut.token_ids)], abs=1e-5)
+    resumed = drain(engine, [dataclasses.replace(request, prefix=cut.as_prefix())])[0]
+    assert resumed.entropy == pytest.approx(whole.entropy, abs=1e-5)
+    blank = dataclasses.replace(cut.as_prefix(), entropy=None)
+    assert drain(engine, [dataclasses.replace(request, prefix=blank)])[0].entropy is None
+
+
+@pytest.fixture(scope="module")
+def crowded_engine(small, one_device):
+    """Small pages, and so few that requests wait for them."""
+    config = EngineConfig(slots=4, steps_per_call=5, page_tokens=4, cache_tokens=96)
+    return SlotEngine(small.model, small.params, config, one_device, decode=letters)
+
+
+@pytest.mark.parametrize("name", ["engine", "crowded_engine"])
 @pytest.mark.parametrize("seed", range(5))
 def test_whatever_happens_equals_the_slow_sampler(
-    engine, small, other_params, make_request, drain, seed
+    request, small, other_params, make_request, drain, seed, name
 ):
     """Random requests, aborts, pauses and resumes; every token as the full forward draws it."""
+    engine = request.getfixturevalue(name)
+    engine.set_params(small.params, 0)
     rng = random.Random(seed)
     requests = {i: random_request(rng, i, make_request) for i in range(8)}
     weights = {0: small.params}
@@ -181,29 +218,43 @@ def test_whatever_happens_equals_the_slow_sampler(
     cut = [r for r in done.values() if r.finish == "aborted"]
     for rollout in cut:
         check_against_slow(small, requests[rollout.id], rollout, weights)
-    engine.submit(dataclasses.replace(requests[r.id], prefix=as_prefix(r)) for r in cut)
+    engine.submit(dataclasses.replace(requests[r.id], prefix=r.as_prefix()) for r in cut)
     done |= drain(engine)
     for rollout in done.values():
         check_against_slow(small, requests[rollout.id], rollout, weights)
         last, limit = rollout.token_ids[-1], requests[rollout.id].sampling.max_new_tokens
-        is_stop = last in requests[rollout.id].sampling.stop_ids
+        sampling = requests[rollout.id].sampling
+        written = letters(rollout.token_ids)
+        is_stop = last in sampling.stop_ids or any(s in written for s in sampling.stop)
         assert rollout.finish == ("stop" if is_stop else "length")
         assert is_stop or len(rollout.token_ids) == limit
     assert sorted(done) == list(range(8))
 
 
 def random_request(rng, id, make_request):
+    limit = rng.randrange(1, 30)
     return make_request(
         id,
-        prompt(rng.random(), rng.randrange(1, 30)),
+        # Some have their prompt in common.
+        prompt(rng.choice([rng.random(), 1, 2]), rng.randrange(1, 30)),
         key=tuple(rng.randrange(2**32) for _ in range(4)),
-        limit=rng.randrange(1, 30),
+        limit=limit,
         stop_ids=tuple(rng.sample(range(32), rng.randrange(4))),
         temperature=rng.choice(TEMPERATURES),
         top_k=rng.choice([0, 0, 3]),
         top_p=rng.choice([1.0, 1.0, 0.8]),
         min_p=rng.choice([0.0, 0.0, 0.1]),
+        stop=rng.choice([(), (), ("bc", "d"), ("aa",)]),
+        forced=random_rules(rng, limit),
     )
+
+
+def random_rules(rng, limit):
+    """At most one text, behind some of the tokens."""
+    if limit < 6 or rng.random() < 0.5:
+        return ()
+    ids = tuple(rng.choices(range(32), k=rng.randrange(1, 4)))
+    return (Forced(rng.randrange(1, limit - 4), ids, rng.choice("abcZ")),)
 
 
 def check_against_slow(small, request, rollout, weights):
@@ -278,6 +329,51 @@ def test_new_weights_are_prefilled_anew(engine, small, other_params, make_reques
     assert engine.counters.prefilled_prompts - before == 4  # three have tokens of their own now
     slow = small.slow(requests[3], lambda n: other_params)
     assert_equals_slow(done[3], slow)
+
+
+def test_a_long_prompt_does_not_stall_the_rest(make_small, make_request, drain, one_device):
+    long = make_small(layers=1, max_length=6000)
+    config = EngineConfig(slots=2, steps_per_call=4)
+    engine = SlotEngine(long.model, long.params, config, one_device)
+    short = make_request(0, prompt(0, 3), limit=40, stop_ids=())
+    engine.submit([short, make_request(1, prompt(1, 5000), limit=4, stop_ids=())])
+    engine.step()
+    before = engine.counters.prefilled_tokens
+    assert before < 5000  # a part of it, and decoding goes on
+    done = drain(engine)
+    assert engine.counters.prefilled_tokens - before > 500
+    assert engine.counters.decode_steps >= 40
+    assert len(done[0].token_ids) == 40 and len(done[1].token_ids) == 4
+    tokens = done[1].prompt_ids + done[1].token_ids
+    positions = jnp.arange(len(tokens))[None]
+    hidden = long.model.hidden(
+        long.params, jnp.asarray([tokens]), positions, jnp.ones_like(positions)
+    )
+    logits = hidden[0, 4999:-1] @ long.model.head(long.params).T
+    expected = jax.nn.log_softmax(logits)[jnp.arange(4), jnp.asarray(done[1].token_ids)]
+    np.testing.assert_allclose(done[1].logp, expected, atol=1e-5)
+
+
+def test_the_cache_holds_what_lives_and_not_the_longest_possible(thin, make_request, one_device):
+    """Eight slots of up to 90 tokens in a cache of 200: those that are short never wait."""
+    config = EngineConfig(slots=8, steps_per_call=4, page_tokens=4, cache_tokens=200)
+    engine = SlotEngine(thin.model, thin.params, config, one_device, decode=letters)
+    short = [make_request(i, prompt(i, 4), limit=12, stop_ids=()) for i in range(16)]
+    engine.submit([*short, make_request(99, prompt(9, 4), limit=90, stop_ids=())])
+    done, at_once = {}, 0
+    while engine.num_unfinished:
+        at_once = max(at_once, len(engine._decoding))
+        done |= {r.id: r for r in engine.step()}
+    assert at_once == 8
+    assert len(done[99].token_ids) == 90
+    with pytest.raises(ValueError, match=r"request 7: .* need 96 .* raise engine.cache_tokens"):
+        big = SlotEngine(
+            thin.model,
+            thin.params,
+            EngineConfig(slots=1, page_tokens=4, cache_tokens=64),
+            one_device,
+        )
+        big.submit([make_request(7, prompt(0, 4), limit=90)])
 
 
 # Programs and memory

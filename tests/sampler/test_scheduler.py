@@ -16,12 +16,7 @@ def request(id, prompt=(1,), key=(0, 0, 0, 0), prefix=NONE, **values):
 
 
 def emit(live, *tokens, kept=0.0):
-    for token in tokens:
-        live.token_ids.append(token)
-        live.logp.append(-float(token))
-        live.kept_mass.append(kept)
-        live.source.append("sampled")
-        live.version.append(0)
+    live.extend(tokens, [-float(t) for t in tokens], [kept] * len(tokens), "sampled", 0)
 
 
 def scheduler(slots):

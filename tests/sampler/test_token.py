@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxrl_vr.sampler.token import SamplingValues, _first_above, draw, logit_temperature
+from jaxrl_vr.sampler.token import SamplingValues, draw, logit_temperature
 
 N = 20_000
 OFF = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -24,8 +24,8 @@ CUTS = {
 
 
 def random_logits(V, seed=0):
-    """Spread 1.5, and no order in the vocabulary."""
-    return 1.5 * np.random.default_rng(seed).normal(size=V).astype(np.float32)
+    """Spread 2, and no order in the vocabulary."""
+    return 2 * np.random.default_rng(seed).normal(size=V).astype(np.float32)
 
 
 def exact(logits, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -147,7 +147,7 @@ def test_the_chi_square_finds_what_is_slightly_wrong(kind, wrong):
     assert p_value(tokens_of(kind)[0], exact(random_logits(32), **wrong)[0]) < 0.001
 
 
-@pytest.mark.parametrize("V", [5, 256, 257, 1000])
+@pytest.mark.parametrize("V", [5, 128, 129, 1000])
 @pytest.mark.parametrize("values", [{}, {"top_p": 0.9, "temperature": 1.2}], ids=["plain", "cut"])
 def test_vocabularies_of_every_size(V, values):
     logits = random_logits(V, seed=V)
@@ -172,7 +172,7 @@ def test_one_call_serves_slots_of_different_values():
 
 
 def test_all_mass_in_one_token():
-    where = np.array([0, 7, 255, 256, 299] * 12 + [1] * 4)
+    where = np.array([0, 7, 127, 128, 299] * 12 + [1] * 4)
     logits = np.zeros((64, 300), np.float32)
     logits[np.arange(64), where] = 200.0
     tokens, logp, _ = draw_slots(logits, [{}] * 64)
@@ -191,28 +191,6 @@ def test_tiny_probabilities_are_not_lost():
     for quarter in counts[1:].reshape(4, 1280):
         assert abs(quarter.sum() - expected / 4) < 4 * (expected / 4) ** 0.5
     assert counts[1:].max() <= 3
-
-
-def test_nothing_without_mass_is_chosen_at_any_border():
-    """Uniforms at, just below and just above each running sum, with half of the masses 0."""
-    rng = np.random.default_rng(0)
-    rows = 4000
-    mass = rng.exponential(size=(rows, 256)).astype(np.float32)
-    mass[rng.random(mass.shape) < 0.5] = 0
-    running = np.cumsum(mass, axis=1, dtype=np.float32)
-    border = running[np.arange(rows), rng.integers(0, 256, rows)] / running[:, -1]
-    below, above = (np.nextafter(border, np.float32(x)) for x in (-1, 2))
-    for uniform in (border, below, above, np.zeros(rows), np.full(rows, 1 - 2**-24)):
-        uniform = np.clip(uniform, 0, 1 - 2**-24).astype(np.float32)
-        index = np.asarray(_first_above(jnp.asarray(mass), jnp.asarray(uniform)))
-        assert (mass[np.arange(rows), index] > 0).all()
-
-
-def test_first_above_by_hand():
-    mass = jnp.array([[0.0, 1.0, 0.0, 3.0, 0.0]] * 4)
-    # running sums 0, 1, 1, 4, 4; uniform x 4 = 0, 0.8, 1 (no longer the first), 3.99...
-    index = _first_above(mass, jnp.array([0.0, 0.2, 0.25, 1 - 2**-24]))
-    assert index.tolist() == [1, 1, 3, 3]
 
 
 def test_greedy_takes_the_first_of_the_largest():

@@ -1,0 +1,82 @@
+"""transformers' `generate` in a process of its own; `sampler_peers` says what goes in and out.
+
+It has no slots that are refilled: each batch of `slots` sequences runs to its longest one, and only
+the tokens that were asked for count.
+"""
+
+import json
+import os
+import sys
+import time
+
+
+def main() -> None:
+    # Whatever a library prints goes to stderr: stdout is for the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def answer(content: dict) -> None:
+        print(json.dumps(content), file=answers, flush=True)
+
+    job = json.loads(sys.stdin.readline())
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        answer({"skipped": f"not installed: {error}"})
+        return
+    torch.set_num_threads(job["threads"])
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        job["model"], dtype=getattr(torch, job["dtype"])
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model.eval().to(device)
+    model.generation_config.eos_token_id = None  # or it would stop there
+
+    batches = []
+    sequences = [
+        (ids, new)
+        for ids, lengths in zip(job["prompts"], job["lengths"], strict=True)
+        for new in lengths
+    ]
+    for i in range(0, len(sequences), job["slots"]):
+        batch = sequences[i : i + job["slots"]]
+        longest = max(len(ids) for ids, _ in batch)
+        ids = [[0] * (longest - len(ids)) + ids for ids, _ in batch]
+        mask = [[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in batch]
+        inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+        inputs = {name: x.to(device) for name, x in inputs.items()}
+        batches.append((inputs, longest, [new for _, new in batch]))
+
+    def run() -> int:
+        tokens = 0
+        for inputs, before, lengths in batches:
+            new = max(lengths)
+            out = model.generate(
+                **inputs,
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=new,
+                eos_token_id=None,
+                pad_token_id=0,
+                use_cache=True,
+            )
+            assert out.shape == (len(lengths), before + new), out.shape
+            tokens += sum(lengths)
+        return tokens
+
+    answer({"versions": {"transformers": transformers.__version__, "torch": torch.__version__}})
+    with torch.inference_mode():
+        for _ in sys.stdin:
+            start = time.perf_counter()
+            tokens = run()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            answer({"seconds": time.perf_counter() - start, "tokens": tokens})
+
+
+if __name__ == "__main__":
+    main()
