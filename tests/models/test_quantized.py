@@ -48,7 +48,7 @@ def test_only_projections_are_rounded_and_little_changes(tiny):
             np.testing.assert_array_equal(plain[name], rounded[name])
     for before, after in zip(plain["layers"], rounded["layers"], strict=True):
         names = {name for name, w in after.items() if isinstance(w, Quantized)}
-        assert names == {"q", "k", "v", "o", "gate", "up", "down"}
+        assert names == {"q_rows", "k_rows", "v_rows", "o", "gate", "up", "down"}
         for name in set(before) - names:
             np.testing.assert_array_equal(before[name], after[name])
     hidden = [ByHand(tiny.model, view, 1).prefill([[5, 6, 7, 8]]) for view in (plain, rounded)]
