@@ -6,6 +6,8 @@ those of a float32 head whatever the weights.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -59,10 +61,20 @@ def quantized_layer(weights: dict[str, jax.Array]) -> dict[str, jax.Array | Quan
     }
 
 
-def product(equation: str, x: jax.Array, weight: jax.Array | Quantized) -> jax.Array:
-    """`einsum` with a weight whose output channels are the last axes of the result."""
+def product(
+    equation: str, x: jax.Array, weight: jax.Array | Quantized, dtype: Any = None
+) -> jax.Array:
+    """`einsum` with a weight whose output channels are the last axes of the result.
+
+    Args:
+      equation: of the einsum.
+      x: activations.
+      weight: in x's dtype, or quantized.
+      dtype: of the result; default: x's.
+    """
+    dtype = dtype or x.dtype
     if not isinstance(weight, Quantized):
-        return jnp.einsum(equation, x, weight)
+        return jnp.einsum(equation, x, weight, preferred_element_type=dtype)
     out = jnp.einsum(equation, x, weight.values.astype(x.dtype), preferred_element_type=jnp.float32)
     scale = jnp.expand_dims(weight.scale, range(out.ndim - weight.scale.ndim))
-    return (out * scale).astype(x.dtype)
+    return (out * scale).astype(dtype)

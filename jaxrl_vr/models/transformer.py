@@ -160,11 +160,11 @@ class Transformer:
         """
         cast = self._cast(params)
 
-        def scale(path: Any, w: jax.Array) -> jax.Array:
-            # As `rms_norm` uses them: casting one is an operation of its own on TPU.
-            return w.astype(jnp.float32) if path[-1].key.endswith("norm") else w
+        def used(path: Any, w: jax.Array) -> jax.Array:
+            # As they are used: casting one is an operation of its own on TPU.
+            return w.astype(jnp.float32) if path[-1].key.endswith(("norm", "bias")) else w
 
-        cast = jax.tree_util.tree_map_with_path(scale, cast)
+        cast = jax.tree_util.tree_map_with_path(used, cast)
         stacked = dict(cast["layers"])
         for name in ("q", "k", "v") if as_rows else ():
             stacked[f"{name}_rows"] = stacked.pop(name).transpose(0, 2, 3, 1)
@@ -288,10 +288,13 @@ def block(
     """
     with jax.named_scope("attention"):
         h = rms_norm(x, weights["attn_norm"], arch.norm_eps)
-        q, k, v = (_heads(h, weights, name) for name in ("q", "k", "v"))
+        # Biases are added before the products are rounded.
+        dtype = jnp.float32 if arch.has_qkv_bias else x.dtype
+        q, k, v = (_heads(h, weights, name, dtype) for name in ("q", "k", "v"))
         if arch.has_qkv_bias:
             q, k, v = (
-                a + weights[f"{n}_bias"][None, None] for n, a in (("q", q), ("k", k), ("v", v))
+                (a + weights[f"{name}_bias"][None, None].astype(dtype)).astype(x.dtype)
+                for name, a in (("q", q), ("k", k), ("v", v))
             )
         if arch.has_qk_norm:
             q = rms_norm(q, weights["q_norm"], arch.norm_eps)
@@ -305,11 +308,11 @@ def block(
         return x + product("BTF,FD->BTD", gate * up, weights["down"])
 
 
-def _heads(h: jax.Array, weights: Params, name: str) -> jax.Array:
+def _heads(h: jax.Array, weights: Params, name: str, dtype: Any) -> jax.Array:
     """[B, T, D] -> [B, T, H, Q], by weights as `declare` or as `sampler_view` has them."""
     if name in weights:
-        return product("BTD,DHQ->BTHQ", h, weights[name])
-    return product("BTD,HQD->BTHQ", h, weights[f"{name}_rows"])
+        return product("BTD,DHQ->BTHQ", h, weights[name], dtype)
+    return product("BTD,HQD->BTHQ", h, weights[f"{name}_rows"], dtype)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:

@@ -209,7 +209,7 @@ def test_bfloat16_computes_near_float32(tiny, alone):
     assert 0 < np.abs(error).mean() < 0.03 * np.abs(alone[0]).mean()
     held = model.sampler_view(tiny.params), model.empty_pages(1, 4, False)
     for path, x in jax.tree_util.tree_leaves_with_path(held):
-        is_norm = "norm" in jax.tree_util.keystr(path)
+        is_norm = any(n in jax.tree_util.keystr(path) for n in ("norm", "bias"))
         assert x.dtype == (jnp.float32 if is_norm else jnp.bfloat16)
 
 
