@@ -4,27 +4,16 @@ It has no slots that are refilled: each batch of `slots` sequences runs to its l
 the tokens that were asked for count.
 """
 
-import json
-import os
-import sys
-import time
+from collections.abc import Callable
+
+from peer import serve
 
 
-def main() -> None:
-    # Whatever a library prints goes to stderr: stdout is for the answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def prepare(job: dict) -> tuple[dict[str, str], Callable[[], int]]:
+    """The model with the job's batches."""
+    import torch
+    import transformers
 
-    def answer(content: dict) -> None:
-        print(json.dumps(content), file=answers, flush=True)
-
-    job = json.loads(sys.stdin.readline())
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        answer({"skipped": f"not installed: {error}"})
-        return
     torch.set_num_threads(job["threads"])
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_pretrained(
@@ -49,6 +38,7 @@ def main() -> None:
         inputs = {name: x.to(device) for name, x in inputs.items()}
         batches.append((inputs, longest, [new for _, new in batch]))
 
+    @torch.inference_mode()
     def run() -> int:
         tokens = 0
         for inputs, before, lengths in batches:
@@ -66,17 +56,12 @@ def main() -> None:
             )
             assert out.shape == (len(lengths), before + new), out.shape
             tokens += sum(lengths)
+        if device == "cuda":
+            torch.cuda.synchronize()
         return tokens
 
-    answer({"versions": {"transformers": transformers.__version__, "torch": torch.__version__}})
-    with torch.inference_mode():
-        for _ in sys.stdin:
-            start = time.perf_counter()
-            tokens = run()
-            if device == "cuda":
-                torch.cuda.synchronize()
-            answer({"seconds": time.perf_counter() - start, "tokens": tokens})
+    return {"transformers": transformers.__version__, "torch": torch.__version__}, run
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare)

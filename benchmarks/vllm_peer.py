@@ -5,32 +5,22 @@ torchcodec), and libtcmalloc_minimal (Debian: libtcmalloc-minimal4). Programs ar
 (`enforce_eager`), its prefix cache is emptied before each run.
 """
 
-import json
 import os
-import sys
-import time
+from collections.abc import Callable
+
+from peer import serve
 
 CACHE_GIB = "3"
 
 
-def main() -> None:
-    # Whatever a library prints goes to stderr: stdout is for the answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def answer(content: dict) -> None:
-        print(json.dumps(content), file=answers, flush=True)
-
-    job = json.loads(sys.stdin.readline())
+def prepare(job: dict) -> tuple[dict[str, str], Callable[[], int]]:
+    """The engine with the job's requests."""
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", CACHE_GIB)
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{job['threads'] - 1}")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    try:
-        import torch
-        import vllm
-    except ImportError as error:
-        answer({"skipped": f"not installed: {error}"})
-        return
+    import torch
+    import vllm
+
     longest = max(
         len(ids) + max(lengths) for ids, lengths in zip(job["prompts"], job["lengths"], strict=True)
     )
@@ -62,15 +52,13 @@ def main() -> None:
             prompts.append({"prompt_token_ids": ids})
             values.append(sampling(n, new))
 
-    answer({"versions": {"vllm": vllm.__version__, "torch": torch.__version__}})
-    for _ in sys.stdin:
+    def run() -> int:
         engine.reset_prefix_cache()
-        start = time.perf_counter()
         found = engine.generate(prompts, values, use_tqdm=False)
-        seconds = time.perf_counter() - start
-        tokens = sum(len(one.token_ids) for request in found for one in request.outputs)
-        answer({"seconds": seconds, "tokens": tokens})
+        return sum(len(one.token_ids) for request in found for one in request.outputs)
+
+    return {"vllm": vllm.__version__, "torch": torch.__version__}, run
 
 
 if __name__ == "__main__":
-    main()
+    serve(prepare)

@@ -144,6 +144,13 @@ def spec(
     return PartitionSpec(*entries)
 
 
+def entry(
+    axis: str, size: int, rules: Rules, mesh: Mesh | AbstractMesh
+) -> str | tuple[str, ...] | None:
+    """What stands in a spec for one dimension of this logical axis and size."""
+    return (*spec((axis,), rules, mesh, (size,)), None)[0]
+
+
 def _mesh_axes(axis: str | None, rules: Rules, mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     if axis is None:
         return ()

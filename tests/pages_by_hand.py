@@ -3,8 +3,9 @@
 import jax
 import numpy as np
 
+from jaxrl_vr.sampler.chunks import Chunk
 from jaxrl_vr.sampler.page_pool import PagePool
-from jaxrl_vr.sampler.plans import Chunk, decode_plan, extend_plan
+from jaxrl_vr.sampler.plans import decode_plan, extend_plan
 from jaxrl_vr.sampler.residents import Residents
 from jaxrl_vr.types import Request, Sampling
 
@@ -40,7 +41,7 @@ class ByHand:
         for slot, ids in enumerate(prompts):
             request = Request(slot, tuple(map(int, ids)), (0, 0, 0, 0), Sampling(CONTEXT))
             self.residents.add(slot, request, ahead=40, is_shared=False)
-        texts = [self.residents.of_slot[slot].own for slot in range(self._rows)]
+        texts = [self.residents.of_slot[slot] for slot in range(self._rows)]
         chunks = [Chunk(0, text, 0, len(text.ids)) for text in texts]
         width = width or max(1, *(len(text.ids) for text in texts))
         tokens, self.prefilled, _ = extend_plan(

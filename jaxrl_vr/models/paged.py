@@ -39,10 +39,6 @@ class Pages:
     v: list[jax.Array]  # L x [P, K, C, Q]
     keys_across: bool = False
 
-    def layer(self, index: int) -> Layer:
-        """Keys and values of one layer."""
-        return self.k[index], self.v[index]
-
 
 @pytree_dataclass
 class PoolReads:

@@ -26,7 +26,7 @@ from jaxrl_vr.models.paged_attention import (
     merge,
 )
 from jaxrl_vr.models.paged_kernel import attend_lists, write_tokens
-from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, num_shards, spec
+from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, entry, num_shards, spec
 
 New = tuple[jax.Array, jax.Array, jax.Array]
 """q, k and v of new tokens."""
@@ -137,7 +137,7 @@ def _on_shards(
         return local(new, layer, *rest)
     q, k, _ = new
     # Not by the size of each array: more of them than of the slots may divide the devices.
-    slots = (*spec(("slots",), SAMPLE_RULES, mesh, (parts,)), None)[0]
+    slots = entry("slots", parts, SAMPLE_RULES, mesh)
 
     def of(a: jax.Array, *axes: str | None) -> PartitionSpec:
         heads = spec(axes, SAMPLE_RULES, mesh, a.shape[1 : 1 + len(axes)])

@@ -27,6 +27,10 @@ class Scorer(Protocol):
 Progress = Callable[[int, int], None]
 """Called with (rollouts sampled, rollouts verified) whenever either may have changed."""
 
+IsOver = Callable[[int, int], bool]
+"""Asked with (tokens sampled by this call, groups that are sampled to the end) whether to cut all
+that is not finished."""
+
 # Seconds to wait for a verdict once nothing is left to decode.
 _PATIENCE = 0.2
 
@@ -73,8 +77,14 @@ def collect(
       A group a prompt, in the order of `prompts`, samples in order.
     """
     begun = begin(prompts, n, key)
-    groups, _ = go_on(engine, scorer, begun, sampling, decode=decode, progress=progress)
-    return groups
+    return go_on(engine, scorer, begun, sampling, decode=decode, progress=progress, is_over=never)[
+        0
+    ]
+
+
+def never(tokens: int, complete: int) -> bool:
+    """Samples all to their end."""
+    return False
 
 
 def begin(prompts: Sequence[Prompt], n: int, key: tuple[int, int]) -> list[Started]:
@@ -90,8 +100,8 @@ def go_on(
     sampling: Sampling,
     *,
     decode: Callable[[Sequence[int]], str],
-    progress: Progress = lambda sampled, verified: None,
-    is_over: Callable[[int, int], bool] = lambda tokens, complete: False,
+    progress: Progress,
+    is_over: IsOver,
 ) -> tuple[list[Group], list[Started]]:
     """Samples what is missing of started prompts, to the end or until it is cut.
 
@@ -102,8 +112,7 @@ def go_on(
       sampling: sampling values and limits.
       decode: token ids -> text, for the verifiers only.
       progress: for display.
-      is_over: asked with (tokens sampled by this call, groups that are sampled to the end) whether
-        to cut all that is not finished.
+      is_over: when to cut.
 
     Returns:
       The complete groups, and the prompts that are to go on later (Kimi's partial rollouts,

@@ -272,17 +272,20 @@ def _components(scored: Sequence[Rollout]) -> Metrics:
 def _distributions(rollouts: Sequence[Rollout]) -> Metrics:
     """Mean probability that top-k, top-p or min-p left, where they cut anything; mean entropy of
     the uncut distributions, where it was kept."""
-    kept = [math.exp(mass) for r in rollouts for mass in r.kept_mass or ()]
-    metrics: Metrics = {"policy/kept_mass": Mean(sum(kept), len(kept))} if kept else {}
-    entropy = [
-        nats
-        for r in rollouts
-        for nats, source in zip(r.entropy or (), r.source, strict=False)
-        if source == "sampled"
-    ]
-    if entropy:
-        metrics["rollout/entropy"] = Mean(sum(entropy), len(entropy))
-    return metrics
+
+    def sampled(values: Callable[[Rollout], Sequence[float] | None]) -> list[float]:
+        return [
+            value
+            for r in rollouts
+            if (known := values(r)) is not None
+            for value, source in zip(known, r.source, strict=True)
+            if source == "sampled"
+        ]
+
+    kept = [math.exp(mass) for mass in sampled(lambda r: r.kept_mass)]
+    entropy = sampled(lambda r: r.entropy)
+    found = {"policy/kept_mass": kept, "rollout/entropy": entropy}
+    return {name: Mean(sum(values), len(values)) for name, values in found.items() if values}
 
 
 def _forced(scored: Sequence[Rollout]) -> Metrics:

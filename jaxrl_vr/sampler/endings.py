@@ -7,7 +7,7 @@ sampled behind an end within the chunk is dropped.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from jaxrl_vr.sampler.scheduler import Live
@@ -61,7 +61,18 @@ class Endings:
                         f"{self._vocab_size}"
                     )
 
-    def prepared(self, request: Request, version: int) -> Request:
+    def taken(self, requests: Iterable[Request], version: int) -> list[Request]:
+        """The requests as a scheduler takes them: checked, and with what is due already forced.
+
+        Raises:
+          ValueError: as `check`; then none of them is to be taken.
+        """
+        requests = list(requests)
+        for request in requests:
+            self.check(f"request {request.id}", request.sampling)
+        return [self._prepared(request, version) for request in requests]
+
+    def _prepared(self, request: Request, version: int) -> Request:
         """The request, with what is to be forced right behind its prefix in the prefix."""
         prefix = request.prefix
         forced = self._due(request.sampling.forced, prefix.token_ids)

@@ -19,18 +19,15 @@ from jaxrl_vr.models.paged import DecodePlan
 from jaxrl_vr.models.params import Params
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler import decode
+from jaxrl_vr.sampler.chunks import Chunk, next_chunk
 from jaxrl_vr.sampler.endings import Decode, Endings
-from jaxrl_vr.sampler.plans import Chunk, admission, decode_plan, extend_plan
+from jaxrl_vr.sampler.plans import admission, decode_plan, extend_plan
 from jaxrl_vr.sampler.programs import Programs, State, ViewProgram
-from jaxrl_vr.sampler.residents import Residents, Text, shared_prompts
+from jaxrl_vr.sampler.residents import Own, Residents, shared_prompts
 from jaxrl_vr.sampler.scheduler import Live, Scheduler
 from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, empty_parts, most_pages
 from jaxrl_vr.types import Finish, Request, Rollout
 
-# Tokens of a row of a prefill program; longer texts run in several chunks.
-_WIDTHS = (32, 64, 128, 256, 512)
-# Share of a row that may be padding: what would need more runs in two chunks.
-_PADDING = 0.25
 # Prefilled tokens, padding counted, between two chunks of decode steps: what decodes goes on.
 _PREFILL_BUDGET = 2048
 
@@ -80,12 +77,13 @@ class SlotEngine:
         self._num_steps = config.steps_per_call
         self._num_slots = config.slots
         self._to_view = ViewProgram(model, mesh, config.weights == "int8")
-        self._resize(())
+        self._set_sizes(())
         self._endings = Endings(decode, model.vocab_size)
         self._scheduler = Scheduler(
             config.slots, model.vocab_size, model.max_length, self._check_fits
         )
         self._done: list[Rollout] = []
+        self._has_new = False  # requests for which the cache may be too small
         self._released: set[int] = set()  # slots the device still takes for live
         self._decoding: set[int] = set()  # slots that are admitted on the device
         self._state: State | Any = None  # made when something is to be sampled
@@ -116,20 +114,8 @@ class SlotEngine:
             vocabulary, too many stop ids, more tokens than the cache holds, or an id that is
             already in progress.
         """
-        is_idle = not self._scheduler.num_unfinished
-        requests = list(requests)
-        for request in requests:
-            self._endings.check(f"request {request.id}", request.sampling)
-        self._scheduler.submit(self._endings.prepared(r, self._version) for r in requests)
-        if self._config.cache_tokens:
-            return
-        # Sizes are few, so that programs are: one that is too small only makes requests wait.
-        wanted = cache_sizes(self._model, self._config, self._mesh, requests)
-        have, C = len(self._parts[0].pool.slot), self._sizes.page_tokens
-        largest = max((most_pages(C, request) for request in requests), default=0)
-        if largest > have or (is_idle and wanted.pages > self._sizes.pages):
-            self.free()
-            self._resize(requests)
+        self._scheduler.submit(self._endings.taken(requests, self._version))
+        self._has_new = True
 
     def abort(self, ids: Sequence[int]) -> None:
         """Ends requests at once; `step` returns what they have, with finish "aborted"."""
@@ -178,10 +164,10 @@ class SlotEngine:
                 continue
             searched = len(live.token_ids)
             self._record(row, live, emitted)
-            self.counters.sampled_tokens += int(emitted.count[row])
             end = self._endings.stop(live, searched)
             if end is not None:
                 live.cut(end)
+            self.counters.sampled_tokens += len(live.token_ids) - searched
             is_stopped = end is not None or emitted.is_stopped[row]
             reason: Finish = "stop" if is_stopped else "length"
             if is_stopped or len(live.token_ids) == live.request.sampling.max_new_tokens:
@@ -194,8 +180,7 @@ class SlotEngine:
     def _force(self, slot: int, live: Live) -> None:
         """Puts forced tokens behind a completion that paused for them, to be prefilled."""
         count = self._endings.force(live, self._version)
-        part, local = self._parts_of(slot)
-        own = part.of_slot[local].own
+        own = self._own(slot)
         own.ids = (*live.request.prompt_ids, *live.token_ids)[own.base :]
         # Where nothing is forced, its last token runs again: its hidden state is kept no longer.
         own.cached = len(own.ids) - max(1, count)
@@ -218,6 +203,7 @@ class SlotEngine:
 
     def _launch(self) -> None:
         """Fills slots, prefills, and starts a chunk of decode steps without waiting for it."""
+        self._resize()
         self._grow()
         self._place()
         if self._state is None and self._scheduler.live:
@@ -228,6 +214,25 @@ class SlotEngine:
         self._admit()
         if self._decoding:
             self._fly()
+
+    def _resize(self) -> None:
+        """Makes the cache larger for new requests, unless the config says how large it is.
+
+        Sizes are few, so that programs are. A cache that is too small only makes requests wait, so
+        while some are decoded only one that could never be served changes it.
+        """
+        if not self._has_new or self._config.cache_tokens:
+            return
+        self._has_new = False
+        C, have = self._sizes.page_tokens, len(self._parts[0].pool.slot)
+        waiting = list(self._scheduler.pending)
+        is_needed = any(most_pages(C, request) > have for request in waiting)
+        if is_needed or not self._scheduler.live:
+            requests = [*waiting, *(live.request for live in self._scheduler.live.values())]
+            wanted = cache_sizes(self._model, self._config, self._mesh, requests)
+            if wanted.pages > self._sizes.pages:
+                self.free()
+                self._set_sizes(requests)
 
     def _grow(self) -> None:
         """Pages for the coming tokens; the youngest of a full part waits until others are done."""
@@ -268,12 +273,12 @@ class SlotEngine:
         """Runs prefill programs: few while others decode, else until something can be decoded."""
         budget = _PREFILL_BUDGET if self._decoding else math.inf
         while budget > 0 and (chunks := self._next_chunks()):
-            width = _width(chunks[0].count)
-            rows = max(1, _prefill_tokens() // width)
+            width = chunks[0].width
+            rows = max(1, self._sizes.prefill_tokens // width)
             used = Counter[int]()
             taken = []
             for chunk in chunks:
-                if _width(chunk.count) == width and used[chunk.part] < rows:
+                if chunk.width == width and used[chunk.part] < rows:
                     used[chunk.part] += 1
                     taken.append(chunk)
             arrays = extend_plan(taken, self._parts, rows, width, self._context, self._sizes.kept)
@@ -292,14 +297,9 @@ class SlotEngine:
         for slot in self._scheduler.live:
             if slot in self._decoding:
                 continue
-            part, local = self._parts_of(slot)
-            text: Text | None = part.of_slot[local].own
-            while text is not None and text.before is not None and not text.before.is_ready:
-                text = text.before
-            if text is not None and text.cached < len(text.ids) and id(text) not in chunks:
-                count = _chunk_tokens(len(text.ids) - text.cached)
-                at = slot // self._part_slots
-                chunks[id(text)] = Chunk(at, text, text.cached, count)
+            text = self._own(slot).missing
+            if text is not None and id(text) not in chunks:
+                chunks[id(text)] = next_chunk(slot // self._part_slots, text)
         return list(chunks.values())
 
     def _ready(self) -> list[int]:
@@ -307,8 +307,7 @@ class SlotEngine:
         return [
             slot
             for slot in self._scheduler.live
-            if slot not in self._decoding
-            and (at := self._parts_of(slot))[0].of_slot[at[1]].own.is_ready
+            if slot not in self._decoding and self._own(slot).missing is None
         ]
 
     def _release(self) -> None:
@@ -363,8 +362,7 @@ class SlotEngine:
 
     def _kept(self, slot: int) -> int:
         """Which of all parts' kept hidden states a slot begins with."""
-        part, local = self._parts_of(slot)
-        return slot // self._part_slots * self._sizes.kept + part.of_slot[local].row
+        return slot // self._part_slots * self._sizes.kept + self._own(slot).first_row
 
     def _ahead(self, live: Live) -> int:
         return min(self._num_steps, live.request.sampling.max_new_tokens - len(live.token_ids))
@@ -376,6 +374,11 @@ class SlotEngine:
     def _parts_of(self, slot: int) -> tuple[Residents, int]:
         """The part of the cache a slot is in, and its number there."""
         return self._parts[slot // self._part_slots], slot % self._part_slots
+
+    def _own(self, slot: int) -> Own:
+        """What a slot has in the cache."""
+        part, local = self._parts_of(slot)
+        return part.of_slot[local]
 
     def _vacate(self, slot: int, is_live: bool = True) -> None:
         """Frees what a slot has; `is_live`: the device still takes it for live."""
@@ -393,7 +396,7 @@ class SlotEngine:
         self._flight = None
         self._parts = empty_parts(self._sizes)
 
-    def _resize(self, requests: Sequence[Request]) -> None:
+    def _set_sizes(self, requests: Sequence[Request]) -> None:
         self._sizes = cache_sizes(self._model, self._config, self._mesh, requests)
         self._num_parts = self._sizes.parts
         self._part_slots = self._num_slots // self._num_parts
@@ -410,20 +413,3 @@ class SlotEngine:
                 f"cache where there are {have * C}; raise engine.cache_tokens from "
                 f"{self._config.cache_tokens} to {need * C * self._num_parts}"
             )
-
-
-def _width(tokens: int) -> int:
-    """The width of a prefill program for so many tokens."""
-    return next(width for width in _WIDTHS if width >= tokens)
-
-
-def _chunk_tokens(left: int) -> int:
-    """Tokens of the next chunk of a text of which so many are left."""
-    if left >= _WIDTHS[-1] or left <= _WIDTHS[0] or left >= (1 - _PADDING) * _width(left):
-        return min(left, _WIDTHS[-1])
-    return max(width for width in _WIDTHS if width < left)
-
-
-def _prefill_tokens() -> int:
-    """Tokens of a prefill program. An accelerator wants many; on CPU more rows bring nothing."""
-    return 256 if jax.default_backend() == "cpu" else 2048

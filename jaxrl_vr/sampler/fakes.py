@@ -37,10 +37,7 @@ class UniformEngine:
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Takes requests; they are served in order."""
-        requests = list(requests)
-        for request in requests:
-            self._endings.check(f"request {request.id}", request.sampling)
-        self._scheduler.submit(self._endings.prepared(r, self._version) for r in requests)
+        self._scheduler.submit(self._endings.taken(requests, self._version))
 
     def abort(self, ids: Sequence[int]) -> None:
         """Ends requests; `step` returns what they have, with finish "aborted"."""

@@ -6,7 +6,6 @@ plan counts within its part. Letters are those of models.paged.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,29 +14,15 @@ import numpy as np
 
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, ListReads, PageList, PoolReads
 from jaxrl_vr.models.paged_attention import TILE
+from jaxrl_vr.sampler.chunks import Chunk
 from jaxrl_vr.sampler.decode import Admission
 from jaxrl_vr.sampler.page_pool import NO_TOKEN
-from jaxrl_vr.sampler.residents import Residents, Shared, Text
+from jaxrl_vr.sampler.residents import Own, Residents, Shared, Text
 from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS, Live
 from jaxrl_vr.sampler.token import SamplingValues
 
 MEMBERS = 8
 """Samples of a prompt that attend it as one product; more are so many products."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Chunk:
-    """Tokens of a text to prefill next."""
-
-    part: int
-    text: Text
-    start: int  # first of them, counted in the text
-    count: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the text is cached once this has run."""
-        return self.start + self.count == len(self.text.ids)
 
 
 def admission(
@@ -132,10 +117,10 @@ def _writes(
     write_page = np.full((num_rows, ahead), len(part.pool.slot), np.int32)
     first_page, shared_len = np.zeros((2, num_rows), np.int32)
     for row, (slot, position) in enumerate(zip(slots, positions, strict=True)):
-        resident = part.of_slot[slot]
-        shared_len[row] = resident.base
-        first_page[row] = (position - resident.base) // C
-        pages = resident.own.pages[first_page[row] :][:ahead]
+        own = part.of_slot[slot]
+        shared_len[row] = own.base
+        first_page[row] = (position - own.base) // C
+        pages = own.pages[first_page[row] :][:ahead]
         write_page[row, : len(pages)] = pages
     return write_page, first_page, shared_len
 
@@ -180,7 +165,7 @@ def _list_reads(
     item_pages: int,
 ) -> ListReads:
     G, C, num_pages = item_pages, part.pool.page_tokens, len(part.pool.slot)
-    own = [part.of_slot[slot].own.pages for slot in slots]
+    own = [part.of_slot[slot].pages for slot in slots]
     entries = _entries(part, row_of)
     members = _members(entries, num_rows)
     length = np.zeros(len(members), np.int32)
@@ -272,8 +257,8 @@ def extend_plan(
         tokens[n, :size] = text.ids[first : first + size]
         start[n], length[n] = text.base + first, size
         num_columns = 0
-        if text.before is not None:
-            num_columns = _list_pages(text.before, text.base, C, table[n], count[n])
+        if isinstance(text, Own) and text.shared is not None:
+            num_columns = _list_pages(text.shared, text.base, C, table[n], count[n])
         behind = slice(num_columns, None)
         num_columns += _list_pages(text, first, C, table[n, behind], count[n, behind])
         columns[chunk.part] = max(columns[chunk.part], num_columns)

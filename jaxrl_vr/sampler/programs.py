@@ -21,7 +21,7 @@ from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler import decode
 from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS
 from jaxrl_vr.sampler.sizes import Sizes
-from jaxrl_vr.sharding import SAMPLE_RULES, spec
+from jaxrl_vr.sharding import SAMPLE_RULES, entry, spec
 
 
 @pytree_dataclass
@@ -158,7 +158,7 @@ class Programs:
         return jax.lax.with_sharding_constraint(state, self._shardings(state))
 
     def _shardings(self, state: State) -> State:
-        slots = (*spec(("slots",), SAMPLE_RULES, self._mesh, (self._sizes.parts,)), None)[0]
+        slots = entry("slots", self._sizes.parts, SAMPLE_RULES, self._mesh)
 
         def of(*axes: str | None) -> Any:
             def one(a: Any) -> NamedSharding:

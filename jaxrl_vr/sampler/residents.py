@@ -22,19 +22,14 @@ class Text:
 
     ids: Tokens
     pages: list[int]
-    before: Text | None  # what they follow
     row: int  # where the hidden state of the last token is kept
     cached: int = 0  # tokens that lie in the pages
+    base: int = dataclasses.field(default=0, init=False)  # tokens before the first
 
     @property
-    def base(self) -> int:
-        """Tokens before the first."""
-        return 0 if self.before is None else len(self.before.ids)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether all of it is cached."""
-        return self.cached == len(self.ids) and (self.before is None or self.before.is_ready)
+    def is_cached(self) -> bool:
+        """Whether all of it lies in the pages."""
+        return self.cached == len(self.ids)
 
 
 @dataclasses.dataclass(eq=False)
@@ -45,21 +40,24 @@ class Shared(Text):
 
 
 @dataclasses.dataclass(eq=False)
-class Resident:
-    """What one slot has in the cache."""
+class Own(Text):
+    """What one slot has to itself: the tokens it is prefilled with; decoding adds more behind."""
 
-    own: Text  # the tokens it is prefilled with; decoding adds more behind
-    shared: Shared | None
+    shared: Shared | None = None  # the prompt before it, if that is not its own
 
-    @property
-    def base(self) -> int:
-        """Tokens that lie in a shared prompt."""
-        return self.own.base
+    def __post_init__(self) -> None:
+        self.base = 0 if self.shared is None else len(self.shared.ids)
 
     @property
-    def row(self) -> int:
+    def missing(self) -> Text | None:
+        """What is to be prefilled next; None once all of it is cached."""
+        texts = (self,) if self.shared is None else (self.shared, self)
+        return next((text for text in texts if not text.is_cached), None)
+
+    @property
+    def first_row(self) -> int:
         """Where the hidden state is kept that the first new token is drawn from."""
-        return self.own.row if self.own.ids or self.shared is None else self.shared.row
+        return self.row if self.ids or self.shared is None else self.shared.row
 
 
 class Residents:
@@ -74,7 +72,7 @@ class Residents:
     def __init__(self, pool: PagePool, num_slots: int, num_rows: int):
         self.pool = pool
         self.num_slots = num_slots
-        self.of_slot: dict[int, Resident] = {}
+        self.of_slot: dict[int, Own] = {}
         self.prompts: dict[Tokens, Shared] = {}
         self._rows = list(range(num_rows - 1, num_slots - 1, -1))
 
@@ -99,26 +97,26 @@ class Residents:
             shared.slots.add(slot)
             ids = request.prefix.token_ids
         pages = pool.take_own(pool.pages_for(len(ids) + ahead), slot, 0)
-        self.of_slot[slot] = Resident(Text(ids, pages, shared, row=slot), shared)
+        self.of_slot[slot] = Own(ids, pages, row=slot, shared=shared)
 
     def grow(self, slot: int, tokens: int) -> bool:
         """Gives a slot pages for so many tokens in all; False where there are none left."""
-        resident = self.of_slot[slot]
-        pages = resident.own.pages
-        more = self.pool.pages_for(tokens - resident.base) - len(pages)
+        own = self.of_slot[slot]
+        more = self.pool.pages_for(tokens - own.base) - len(own.pages)
         if more > 0:
             self._make_room(more, None)
             if more > self.pool.num_free:
                 return False
-            pages += self.pool.take_own(more, slot, len(pages) * self.pool.page_tokens)
+            start = len(own.pages) * self.pool.page_tokens
+            own.pages += self.pool.take_own(more, slot, start)
         return True
 
     def remove(self, slot: int) -> None:
         """Frees a slot's pages; its prompt stays until the room is needed."""
-        resident = self.of_slot.pop(slot)
-        self.pool.give(resident.own.pages)
-        if resident.shared is not None:
-            resident.shared.slots.discard(slot)
+        own = self.of_slot.pop(slot)
+        self.pool.give(own.pages)
+        if own.shared is not None:
+            own.shared.slots.discard(slot)
 
     def forget(self, wanted: Counter[Tokens]) -> None:
         """Frees the prompts that no slot attends and no waiting request has."""
@@ -138,7 +136,7 @@ class Residents:
         if not self._rows:
             self._drop(next(p for p in self.prompts.values() if not p.slots))
         pages = self.pool.take_shared(self.pool.pages_for(len(ids)))
-        self.prompts[ids] = Shared(ids, pages, None, row=self._rows.pop())
+        self.prompts[ids] = Shared(ids, pages, row=self._rows.pop())
         return self.prompts[ids]
 
     def _make_room(self, pages: int, keep: Tokens | None) -> None:

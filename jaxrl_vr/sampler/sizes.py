@@ -12,10 +12,11 @@ import jax
 from pydantic import Field
 
 from jaxrl_vr.config import Config
+from jaxrl_vr.models.paged import Pages
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler.page_pool import PagePool
 from jaxrl_vr.sampler.residents import Residents, shared_prompts
-from jaxrl_vr.sharding import SAMPLE_RULES, spec
+from jaxrl_vr.sharding import SAMPLE_RULES, entry
 from jaxrl_vr.types import Request
 
 # Pages of a block, over which attention goes in one step on CPU.
@@ -68,6 +69,8 @@ class Sizes:
       keys_across: how keys lie in a page.
       entropy: whether the entropy of each token's distribution is kept.
       item_pages: G, pages that the kernel reads at a time; None without it.
+      prefill_tokens: of a part's prefill program. An accelerator wants many; on CPU more rows bring
+        nothing.
     """
 
     parts: int
@@ -80,6 +83,7 @@ class Sizes:
     keys_across: bool
     entropy: bool
     item_pages: int | None
+    prefill_tokens: int
 
 
 def cache_sizes(
@@ -95,7 +99,8 @@ def cache_sizes(
         them at their limits, or as many as a share of the memory holds, but for the largest anyway.
     """
     platform = mesh.devices.flat[0].platform
-    has_kernel = _has_kernel(config, platform, _page_shape(model, 1)[-1])
+    token = jax.eval_shape(lambda: model.empty_pages(1, 1, False))
+    has_kernel = _has_kernel(config, platform, token.v[0].shape[-1])
     # What suits the vector units of a CPU.
     is_cpu = platform == "cpu" and not has_kernel
     page_tokens = config.page_tokens or (64 if is_cpu else 128)
@@ -109,7 +114,7 @@ def cache_sizes(
     if config.cache_tokens:
         pages = -(-config.cache_tokens // (parts * page_tokens))
     else:
-        room = _memory(mesh) * _MEMORY_SHARE / _page_bytes(model, page_tokens, mesh)
+        room = _memory(mesh) * _MEMORY_SHARE / (page_tokens * _token_bytes(token, mesh))
         largest = max((most_pages(page_tokens, r) for r in requests), default=1)
         pages = max(largest, min(_few(_room_for(requests, slots, page_tokens)), int(room)))
     block = min(_BLOCK_PAGES, pages) if is_cpu else pages
@@ -123,7 +128,8 @@ def cache_sizes(
         steps=config.steps_per_call,
         keys_across=is_cpu,
         entropy=config.entropy,
-        item_pages=_item_pages(model, page_tokens, mesh) if has_kernel else None,
+        item_pages=_item_pages(token, page_tokens, mesh) if has_kernel else None,
+        prefill_tokens=256 if platform == "cpu" else 2048,
     )
 
 
@@ -187,27 +193,21 @@ def empty_parts(sizes: Sizes) -> list[Residents]:
 
 def _num_parts(slots: int, mesh: jax.sharding.Mesh) -> int:
     """Over how many sets of devices the slots are spread."""
-    entry = (*spec(("slots",), SAMPLE_RULES, mesh, (slots,)), None)[0]
-    names = (entry,) if isinstance(entry, str) else entry or ()
-    return math.prod(mesh.shape[name] for name in names)
+    axes = entry("slots", slots, SAMPLE_RULES, mesh)
+    return math.prod(
+        mesh.shape[name] for name in ((axes,) if isinstance(axes, str) else axes or ())
+    )
 
 
-def _page_bytes(model: Model, page_tokens: int, mesh: jax.sharding.Mesh) -> float:
-    """Bytes of a page on one device, or a little more where heads do not divide."""
-    pages = jax.eval_shape(lambda: model.empty_pages(1, page_tokens, False))
-    size = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(pages))
-    return size / math.gcd(mesh.shape["tensor"], pages.k[0].shape[1])
+def _token_bytes(token: Pages, mesh: jax.sharding.Mesh) -> float:
+    """Bytes of a token on one device, or a little more where heads do not divide."""
+    size = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(token))
+    return size / math.gcd(mesh.shape["tensor"], token.k[0].shape[1])
 
 
-def _page_shape(model: Model, page_tokens: int) -> tuple[int, ...]:
-    """[1, K, C, Q] of a layer's values."""
-    return jax.eval_shape(lambda: model.empty_pages(1, page_tokens, False)).v[0].shape
-
-
-def _item_pages(model: Model, page_tokens: int, mesh: jax.sharding.Mesh) -> int:
+def _item_pages(token: Pages, page_tokens: int, mesh: jax.sharding.Mesh) -> int:
     """Pages of an item: so many that its bytes outweigh the start of a step."""
-    layers = len(jax.eval_shape(lambda: model.empty_pages(1, page_tokens, False)).k)
-    of_layer = _page_bytes(model, page_tokens, mesh) / layers
+    of_layer = page_tokens * _token_bytes(token, mesh) / len(token.k)
     return max(1, min(_ITEM_PAGES, int(_ITEM_BYTES / of_layer)))
 
 

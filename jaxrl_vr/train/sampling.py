@@ -17,7 +17,7 @@ from jaxrl_vr.data.prompts import Prompt
 from jaxrl_vr.losses.advantages import has_contrast
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.models.params import Params
-from jaxrl_vr.rollout.collect import begin, collect, go_on
+from jaxrl_vr.rollout.collect import IsOver, Started, begin, go_on, never
 from jaxrl_vr.rollout.groups import Samples, samples_of, score_of
 from jaxrl_vr.train.advantage import FixedBaseline, compiled
 from jaxrl_vr.train.context import Context
@@ -80,13 +80,12 @@ class GroupSampler:
     ) -> tuple[list[Group], Cursor]:
         """The groups that are complete when the step's budget is spent; the others wait in the
         cursor, with all they have, for the next step and its weights."""
-        ctx, stage, partial = self._ctx, self._stage, self._stage.partial
+        stage, partial = self._stage, self._stage.partial
         assert partial is not None
         waiting = read_started(cursor)
         prompts, cursor, dropped = take(mixture, max(stage.prompts - len(waiting), 0), cursor)
         metrics.add(dropped)
-        key = ctx.config.stage_seed(stage), step
-        started = [*waiting, *begin(prompts, stage.samples, key)]
+        started = [*waiting, *self._begin(prompts, stage.samples, step)]
         began = time.monotonic()
 
         def is_over(tokens: int, complete: int) -> bool:
@@ -94,25 +93,15 @@ class GroupSampler:
             # Each update needs a group of its own.
             return complete >= stage.updates_at(step) and partial.is_spent(tokens, spent)
 
-        def progress(sampled: int, verified: int) -> None:
-            ctx.interrupt.check()
-            ctx.console.phase("rollout", sampled, len(started) * stage.samples)
-
-        with ctx.phases("rollout"):
-            engine = ctx.engine(state.trainable, step)
-            before = engine.num_sampled
-            groups, waiting = go_on(
-                engine,
-                ctx.pool,
-                started,
-                ctx.sampling(stage.sampling),
-                decode=ctx.decode,
-                progress=progress,
-                is_over=is_over,
-            )
-            engine.free()
-            ctx.phases.tokens("rollout", engine.num_sampled - before)
-        ages = [step - v for g in groups for r in g.rollouts for v in r.version]
+        sampling = self._ctx.sampling(stage.sampling)
+        groups, waiting = self._go_on(state.trainable, step, started, sampling, is_over)
+        ages = [
+            step - version
+            for group in groups
+            for r in group.rollouts
+            for version, source in zip(r.version, r.source, strict=True)
+            if source == "sampled"
+        ]
         metrics.add({"rollout/waiting": Mean(len(waiting), 1)})
         metrics.add({"rollout/staleness": Mean(sum(ages), len(ages))})
         return groups, with_started(cursor, waiting)
@@ -150,8 +139,23 @@ class GroupSampler:
         part: int,
     ) -> list[Group]:
         """`n` answers of `params` to each prompt; each part of a step has keys of its own."""
+        started = self._begin(prompts, n, step, part)
+        return self._go_on(params, step, started, sampling, never)[0]
+
+    def _begin(self, prompts: Sequence[Prompt], n: int, step: int, part: int = 0) -> list[Started]:
+        return begin(prompts, n, (self._ctx.config.stage_seed(self._stage, part), step))
+
+    def _go_on(
+        self,
+        params: Params,
+        step: int,
+        started: Sequence[Started],
+        sampling: Sampling,
+        is_over: IsOver,
+    ) -> tuple[list[Group], list[Started]]:
+        """Samples what is missing of started prompts with `params`, until it is over."""
         ctx = self._ctx
-        total = len(prompts) * n
+        total = sum(len(one.rollouts) for one in started)
 
         def progress(sampled: int, verified: int) -> None:
             ctx.interrupt.check()
@@ -160,20 +164,19 @@ class GroupSampler:
 
         with ctx.phases("rollout"):
             engine = ctx.engine(params, step)
-            groups = collect(
+            before = engine.num_sampled
+            found = go_on(
                 engine,
                 ctx.pool,
-                prompts,
-                n,
+                started,
                 sampling,
-                key=(ctx.config.stage_seed(self._stage, part), step),
                 decode=ctx.decode,
                 progress=progress,
+                is_over=is_over,
             )
             engine.free()  # the update needs the memory
-            tokens = sum(len(r.token_ids) for g in groups for r in g.rollouts)
-            ctx.phases.tokens("rollout", tokens)
-        return groups
+            ctx.phases.tokens("rollout", engine.num_sampled - before)
+        return found
 
 
 def few(n: int) -> int:

@@ -1,6 +1,5 @@
 """The benchmark of algorithms: their settings and budget, and what it reads from runs' folders."""
 
-import importlib
 import json
 import shlex
 from pathlib import Path
@@ -15,10 +14,8 @@ NAMES = "grpo dr_grpo dapo gspo cispo rloo ppo kimi reinforce".split()
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    """The module; the benchmarks are run from the project's root, and not installed."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.algorithms")
+def benchmark(module):
+    return module("algorithms")
 
 
 def evaluation(stage, step, accuracy, length=8.0):

@@ -1,18 +1,11 @@
 """How the benchmarks read a program that was compiled for a TPU."""
 
-import importlib
-from pathlib import Path
-
 import pytest
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def compiled(monkeypatch):
-    """The module; the benchmarks are run from the project's root, and not installed."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.compiled")
+def compiled(module):
+    return module("compiled")
 
 
 PROGRAM = """\

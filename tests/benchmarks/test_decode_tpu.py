@@ -1,7 +1,6 @@
 """A decode step on TPUs by their compiler: what the benchmark says of it, and that it holds."""
 
 import functools
-import importlib
 import importlib.util
 import json
 import os
@@ -23,10 +22,8 @@ HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    """The module; the benchmarks are run from the project's root, and not installed."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.decode_tpu")
+def benchmark(module):
+    return module("decode_tpu")
 
 
 def test_without_libtpu_it_says_how_to_get_it(benchmark, monkeypatch, capsys):

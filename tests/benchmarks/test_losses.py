@@ -1,6 +1,5 @@
 """The benchmark of log-prob, loss and gradient: its lines, and how it reads a compiled program."""
 
-import importlib
 import importlib.util
 import json
 import os
@@ -18,10 +17,8 @@ HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    """The module; the benchmarks are run from the project's root, and not installed."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.losses")
+def benchmark(module):
+    return module("losses")
 
 
 @pytest.fixture

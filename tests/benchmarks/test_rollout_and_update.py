@@ -1,9 +1,7 @@
 """The benchmark on a tiny model: its lines, and that the limit counts the products it should."""
 
-import importlib
 import json
 import math
-from pathlib import Path
 
 import jax
 import pytest
@@ -14,15 +12,12 @@ from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import declare, init, is_param
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 
-ROOT = Path(__file__).parents[2]
 SIZES = dict(width=16, layers=2, heads=4, kv_heads=2, head_dim=6, ffn=24, max_length=512)
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    """The module; the benchmarks are run from the project's root, and not installed."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.rollout_and_update")
+def benchmark(module):
+    return module("rollout_and_update")
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """The sampler's benchmark on a tiny model: its lines, its limits, its peers and its comparison."""
 
-import importlib
 import json
 import math
 import sys
-from pathlib import Path
 
 import jax
 import pytest
@@ -15,15 +13,7 @@ from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import declare, init
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 
-ROOT = Path(__file__).parents[2]
 SIZES = dict(width=16, layers=2, heads=4, kv_heads=2, head_dim=6, ffn=24, max_length=512)
-
-
-@pytest.fixture
-def module(monkeypatch):
-    """A module by its name; the benchmarks are run from the project's root, and not installed."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    return lambda name: importlib.import_module(f"benchmarks.{name}")
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """The benchmark of the verifiers, kept small: no input breaks one, the service loses nothing."""
 
-import importlib
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -12,15 +10,12 @@ from jaxrl_vr.verifiers.equality import equal
 from jaxrl_vr.verifiers.math_answer import MathAnswer, math_answer
 from jaxrl_vr.verifiers.spec import build
 
-ROOT = Path(__file__).parents[2]
 VERDICTS = {"right", "wrong", "no_answer", "unscorable"}
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
-    """The module; the benchmarks are run from the project's root, and not installed."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.verifiers")
+def benchmark(module):
+    return module("verifiers")
 
 
 def test_inputs_are_the_same_each_time_and_break_no_verifier(benchmark):

@@ -38,7 +38,6 @@ def test_splits_are_disjoint():
 def test_the_given_answer_is_right(task):
     example = source(task=task).example(3, 0)
     verifier = build(example.verifier)
-    assert example.completion is not None
     assert verifier(example, f"<think>hm</think>{example.completion}").value == 1.0
     assert verifier(example, "<answer>zz</answer>").verdict == "wrong"
     assert verifier(example, f"<think>{example.completion}").verdict == "no_answer"

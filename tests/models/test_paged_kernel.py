@@ -126,7 +126,7 @@ def test_equals_a_loop_and_plain_xla(case, G):
     oracle = plain(q, layer, pool.reads, own)
     for row, slot in enumerate(sorted(case)):
         at = part.of_slot[slot]
-        pages = pages_of(at.own, own[row])
+        pages = pages_of(at, own[row])
         if at.shared is not None:
             pages = pages_of(at.shared, shared[row]) + pages
         np.testing.assert_allclose(out[row], naive(q[row], layer, pages), atol=1e-5)
@@ -155,7 +155,7 @@ def test_what_is_not_finite_stays_with_its_slot():
     clean = by_kernel(q, layer, listed.reads, own, shared)
     broken = 1  # the row of a slot whose pages others have behind theirs
     for a in layer:
-        a[part.of_slot[sorted(case)[broken]].own.pages] = np.nan
+        a[part.of_slot[sorted(case)[broken]].pages] = np.nan
     out = by_kernel(q, layer, listed.reads, own, shared)
     assert np.isnan(out[broken]).all()
     for row in set(range(len(case))) - {broken}:
@@ -175,7 +175,7 @@ def test_a_place_behind_an_owners_pages_repeats_what_stood_there():
     case = {0: (None, 0, 3 * C), 1: (None, 0, 6 * C)}
     part = resident(case, np.random.default_rng(4))
     pages: PageList = plans(case, part, 4)[0].reads.own
-    first, second = (part.of_slot[slot].own.pages for slot in (0, 1))
+    first, second = (part.of_slot[slot].pages for slot in (0, 1))
     expected = [[*first, 0], second[:4], [*second[4:], *second[2:4]]]
     np.testing.assert_array_equal(pages.page[:3], expected)
     np.testing.assert_array_equal(pages.owner[:3], [0, 1, 1])

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from engines import letters
 
 from jaxrl_vr.losses.logprobs import scaled_logits
 from jaxrl_vr.models.architecture import Architecture
@@ -116,6 +117,12 @@ def small(make_small):
 
 
 @pytest.fixture(scope="session")
+def thin(make_small):
+    """One layer: for tests that compile engines of their own."""
+    return make_small(layers=1)
+
+
+@pytest.fixture(scope="session")
 def other_params(make_small):
     """Other weights of the same model."""
     return make_small(seed=1).params
@@ -126,11 +133,6 @@ def shared_engine(small, one_device):
     """Three slots, five steps a call; compiled once."""
     config = EngineConfig(slots=3, steps_per_call=5)
     return SlotEngine(small.model, small.params, config, one_device, decode=letters)
-
-
-def letters(ids):
-    """Text of token ids: a is 0, and so on."""
-    return "".join(chr(97 + i) for i in ids)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import pytest
+from engines import letters
 
 from jaxrl_vr.models.fakes import UniformModel
 from jaxrl_vr.models.params import init
@@ -175,11 +176,7 @@ def test_ids_are_unique_among_what_is_in_progress(case, make_request, drain):
     assert sorted(drain(case.engine, [make_request(0)])) == [0]
 
 
-# Stop strings and forced tokens; letters are token ids, a is 0
-
-
-def letters(ids):
-    return "".join(chr(97 + i) for i in ids)
+# Stop strings and forced tokens
 
 
 @pytest.mark.parametrize("length", [1, 2, 3])

@@ -57,15 +57,15 @@ def test_a_shared_prompt_lies_there_once():
     assert len(shared.pages) == 2 and cache.pool.num_free == 10 - 2 - 3
     assert [cache.of_slot[slot].base for slot in range(3)] == [6, 6, 6]
     # Each begins from the prompt's last state until it has tokens of its own.
-    assert {cache.of_slot[slot].row for slot in range(3)} == {shared.row}
+    assert {cache.of_slot[slot].first_row for slot in range(3)} == {shared.row}
     cache.add(3, request(3, range(6), prefix=3), 4, is_shared=True)
-    assert cache.of_slot[3].row == 3 and cache.of_slot[3].own.ids == (0, 1, 2)
+    assert cache.of_slot[3].first_row == 3 and cache.of_slot[3].ids == (0, 1, 2)
 
 
 def test_a_prompt_of_its_own_lies_in_the_slots_pages():
     cache = residents()
     cache.add(1, request(0, range(6), prefix=3), 4, is_shared=False)
-    own = cache.of_slot[1].own
+    own = cache.of_slot[1]
     assert own.ids == (*range(6), 0, 1, 2) and own.base == 0
     assert len(own.pages) == 4  # 6 + 3 + 4 tokens
     assert cache.prompts == {}
