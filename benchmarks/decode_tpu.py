@@ -39,6 +39,7 @@ from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sampler.plans import decode_plan
 from jaxrl_vr.sampler.programs import Programs
 from jaxrl_vr.sampler.sizes import EngineConfig, Sizes, cache_sizes, empty_parts
+from jaxrl_vr.sampler.token import padded_vocabulary
 from jaxrl_vr.sharding import SAMPLE_RULES, MeshConfig, make_mesh, sharding_of
 from jaxrl_vr.types import Request, Sampling
 
@@ -177,7 +178,8 @@ def abstract_view(model: Transformer, mesh: jax.sharding.Mesh) -> Any:
         sharding = sharding_of(axes, SAMPLE_RULES, mesh, a.shape)
         return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
 
-    view_of = functools.partial(model.sampler_view, as_rows=True)
+    rows = padded_vocabulary(model.vocab_size, mesh.shape["tensor"])
+    view_of = functools.partial(model.sampler_view, as_rows=True, vocab_rows=rows)
     view = jax.eval_shape(view_of, abstract(declared, SAMPLE_RULES, mesh))
     return jax.tree.map(one, view, {**axes, "layers": [layer] * model.arch.layers})
 

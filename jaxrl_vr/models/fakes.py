@@ -36,9 +36,16 @@ class UniformModel:
         """[V, 1]."""
         return params["head"]
 
-    def sampler_view(self, params: Params, int8: bool = False, as_rows: bool = False) -> Any:
-        """The parameters themselves."""
-        return params
+    def sampler_view(
+        self,
+        params: Params,
+        int8: bool = False,
+        as_rows: bool = False,
+        vocab_rows: int | None = None,
+    ) -> Any:
+        """The parameters, with the rows of the head that are asked for."""
+        behind = (vocab_rows or self.vocab_size) - self.vocab_size
+        return {"head": jnp.pad(params["head"], ((0, behind), (0, 0)))}
 
     def view_head(self, view: Any) -> jax.Array:
         """[V, 1]."""

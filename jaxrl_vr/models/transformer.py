@@ -24,7 +24,7 @@ from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages, empty_pages
 from jaxrl_vr.models.params import Params, declare
 from jaxrl_vr.models.quantized import product, quantized_layer
 from jaxrl_vr.models.serve import decode_attention, extend_attention
-from jaxrl_vr.sharding import constrain
+from jaxrl_vr.sharding import SAMPLE_RULES, constrain
 
 Remat = Literal["none", "block"]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
@@ -58,9 +58,15 @@ class Model(Protocol):
         """The LM head, [V, D], in the compute dtype."""
         ...
 
-    def sampler_view(self, params: Params, int8: bool = False, as_rows: bool = False) -> Any:
+    def sampler_view(
+        self,
+        params: Params,
+        int8: bool = False,
+        as_rows: bool = False,
+        vocab_rows: int | None = None,
+    ) -> Any:
         """Parameters as the sampler reads them: the larger ones in int8, those of q, k and v as
-        rows, on demand."""
+        rows, the head with rows behind the vocabulary, on demand."""
         ...
 
     def empty_pages(self, num_pages: int, page_tokens: int, keys_across: bool) -> Pages:
@@ -148,7 +154,13 @@ class Transformer:
         """The LM head, [V, D], in the compute dtype."""
         return params["embed" if self.arch.tied else "head"].astype(self.dtype)
 
-    def sampler_view(self, params: Params, int8: bool = False, as_rows: bool = False) -> Any:
+    def sampler_view(
+        self,
+        params: Params,
+        int8: bool = False,
+        as_rows: bool = False,
+        vocab_rows: int | None = None,
+    ) -> Any:
         """The same weights cast and unstacked: decoding with scanned layers copies them.
 
         Args:
@@ -157,6 +169,7 @@ class Transformer:
           as_rows: whether those of q, k and v lie as [H, Q, D]. TPU wants it: with few heads in the
             axes that it tiles, it moves them into another layout. On CPU their products then take
             more than twice the time.
+          vocab_rows: rows of the head, zeros behind the vocabulary; default: none.
         """
         cast = self._cast(params)
 
@@ -172,7 +185,12 @@ class Transformer:
         if int8:
             layers = [quantized_layer(weights) for weights in layers]
         view = {"embed": cast["embed"], "norm": cast["norm"], "layers": layers}
-        return view if self.arch.tied else {**view, "head": cast["head"]}
+        if not self.arch.tied:
+            view["head"] = cast["head"]
+        behind = (vocab_rows or self.vocab_size) - self.vocab_size
+        head = jnp.pad(self.view_head(view), ((0, behind), (0, 0)))
+        view["embed" if self.arch.tied else "head"] = constrain(head, ("vocab", None), SAMPLE_RULES)
+        return view
 
     def view_head(self, view: Any) -> jax.Array:
         """The LM head out of a sampler view, [V, D]."""

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import pytree_dataclass
-from jaxrl_vr.losses.logprobs import scaled_logits
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages
 from jaxrl_vr.models.transformer import Model
-from jaxrl_vr.sampler.token import SamplingValues, draw, logit_temperature, logits_entropy
+from jaxrl_vr.sampler.token import SamplingValues, draw_next
 
 
 @pytree_dataclass
@@ -141,6 +140,11 @@ def request_key(words: jax.Array) -> jax.Array:
     return jax.random.key_data(key)
 
 
+def _next_key(data: jax.Array, num_new: jax.Array) -> jax.Array:
+    """Key data of a request's next draw, [2], from the request's."""
+    return jax.random.key_data(jax.random.fold_in(jax.random.wrap_key_data(data), num_new))
+
+
 def release(slots: Slots, keep: jax.Array) -> Slots:
     """Ends the slots where `keep`, [S] bool, is false."""
     return dataclasses.replace(slots, is_live=slots.is_live & keep)
@@ -197,29 +201,35 @@ def decode_chunk(
         carry: tuple[jax.Array, Slots, Pages, Emitted],
     ) -> tuple[jax.Array, Slots, Pages, Emitted]:
         step, slots, pages, out = carry
+
+        def put(columns: jax.Array, column: jax.Array) -> jax.Array:
+            return columns.at[:, step].set(column)
+
         live = slots.is_live
         with jax.named_scope("draw"):
-            logits = scaled_logits(slots.hidden, head, logit_temperature(slots.values))
-            keys = jax.vmap(lambda data, n: jax.random.fold_in(jax.random.wrap_key_data(data), n))(
-                slots.keys, slots.num_new
+            drawn = draw_next(
+                slots.hidden,
+                head,
+                jax.vmap(_next_key)(slots.keys, slots.num_new),
+                slots.values,
+                model.vocab_size,
+                plan.num_parts,
+                with_entropy,
             )
-            token, logp, kept_mass = draw(logits, keys, slots.values)
-        is_stop = jnp.any(token[:, None] == slots.stop_ids, axis=1)
+        is_stop = jnp.any(drawn.token[:, None] == slots.stop_ids, axis=1)
         num_new = slots.num_new + live
         goes_on = live & ~is_stop & (num_new < slots.limit)
         out = Emitted(
-            token=out.token.at[:, step].set(token),
-            logp=out.logp.at[:, step].set(logp),
-            kept_mass=out.kept_mass.at[:, step].set(kept_mass),
-            entropy=None
-            if out.entropy is None
-            else out.entropy.at[:, step].set(logits_entropy(logits)),
+            token=put(out.token, drawn.token),
+            logp=put(out.logp, drawn.logp),
+            kept_mass=put(out.kept_mass, drawn.kept_mass),
+            entropy=jax.tree.map(put, out.entropy, drawn.entropy),
             count=out.count + live,
             is_live=goes_on,
             is_stopped=out.is_stopped | (live & is_stop),
         )
         with jax.named_scope("decode"):
-            hidden, pages = model.decode(view, token, slots.position, pages, plan)
+            hidden, pages = model.decode(view, drawn.token, slots.position, pages, plan)
         slots = dataclasses.replace(
             slots,
             hidden=hidden,

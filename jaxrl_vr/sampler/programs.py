@@ -21,6 +21,7 @@ from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler import decode
 from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS
 from jaxrl_vr.sampler.sizes import Sizes
+from jaxrl_vr.sampler.token import padded_vocabulary
 from jaxrl_vr.sharding import SAMPLE_RULES, entry, spec
 
 
@@ -40,11 +41,12 @@ class ViewProgram:
         declared = param_shardings(model.declare(), SAMPLE_RULES, mesh)
 
         as_rows = mesh.devices.flat[0].platform == "tpu"
+        V, parts = model.vocab_size, mesh.shape["tensor"]
 
         def view(params: Params) -> Any:
             # Gathered over the learner's fsdp axis first: the sampler's table replicates `embed`.
             params = jax.lax.with_sharding_constraint(params, declared)
-            return model.sampler_view(params, int8, as_rows)
+            return model.sampler_view(params, int8, as_rows, padded_vocabulary(V, parts))
 
         self._view = jax.jit(view)
 

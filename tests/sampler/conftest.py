@@ -62,7 +62,8 @@ class Small:
                 np.int32(n),
                 values,
             )
-            for values, new in zip(out, drawn, strict=True):
+            new_values = drawn.token, drawn.logp, drawn.kept_mass
+            for values, new in zip(out, new_values, strict=True):
                 values.append(new.item())
             tokens.append(out[0][-1])
             sampled = letters(tokens[len(request.prompt_ids) :])

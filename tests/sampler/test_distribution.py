@@ -18,10 +18,8 @@ spreads = pytest.mark.parametrize("spread", [0.0, 2.5], ids=["flat", "usual"])
 def draws(logits, key):
     """Tokens and log-probs of N draws from one vector of logits, [V]."""
     # Mapped over keys alone: the vocabulary is gone over once and not N times.
-    token, logp, _ = jax.vmap(lambda key: draw(logits[None], key[None], PLAIN))(
-        jax.random.split(key, N)
-    )
-    return token[:, 0], logp[:, 0]
+    drawn = jax.vmap(lambda key: draw(logits[None], key[None], PLAIN))(jax.random.split(key, N))
+    return drawn.token[:, 0], drawn.logp[:, 0]
 
 
 @jax.jit

@@ -1,6 +1,7 @@
 """Drawing tokens: the exact distribution, by chi-square with fixed seeds, and a test with power."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxrl_vr.sampler.token import SamplingValues, draw, logit_temperature
+from jaxrl_vr.sampler.token import (
+    SamplingValues,
+    draw,
+    draw_next,
+    logit_temperature,
+    padded_vocabulary,
+)
+from jaxrl_vr.sharding import MeshConfig, make_mesh
 
 N = 20_000
 OFF = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -56,7 +64,7 @@ def _draws(logits, num, values):
     # One slot, mapped over keys alone: its support is cut once and not `num` times.
     logits = logits[None] / logit_temperature(values)[:, None]
     out = jax.vmap(lambda key: draw(logits, key[None], values))(keys_of(num))
-    return jax.tree.map(lambda a: a[:, 0], out)
+    return out.token[:, 0], out.logp[:, 0], out.kept_mass[:, 0]
 
 
 def draws(logits, num=N, **values):
@@ -74,7 +82,8 @@ def tokens_of(kind):
 @jax.jit
 def _draw_slots(logits, values):
     logits = logits / logit_temperature(values)[:, None]
-    return draw(logits, keys_of(logits.shape[0]), values)
+    out = draw(logits, keys_of(logits.shape[0]), values)
+    return out.token, out.logp, out.kept_mass
 
 
 def draw_slots(logits, kinds):
@@ -246,3 +255,39 @@ def test_the_key_decides_and_the_company_does_not():
     np.testing.assert_allclose(beside_logp[others], logp[others], atol=1e-6)
     np.testing.assert_allclose(kept[5], exact(logits[5], top_k=3)[1], atol=1e-6)
     assert (kept[others] == 0).all()
+
+
+# A vocabulary that is split over devices
+
+
+@pytest.mark.parametrize("axes", [{"tensor": 2}, {"data": 2, "tensor": 4}], ids=str)
+@pytest.mark.parametrize("V", [5, 300, 1000])
+def test_a_split_vocabulary_draws_the_same(V, axes):
+    hidden = np.random.default_rng(V).normal(size=(64, 8)).astype(np.float32)
+    head = np.random.default_rng(V + 1).normal(size=(V, 8)).astype(np.float32)
+    values = sampling_values([*CUTS.values(), {"temperature": 0.0}] * 8)
+    key_data = jax.random.key_data(keys_of(64))
+
+    def drawn_on(mesh):
+        rows = padded_vocabulary(V, mesh.shape["tensor"])
+        padded = np.pad(head, ((0, rows - V), (0, 0)), constant_values=9.0)
+        with jax.set_mesh(mesh):
+            parts = mesh.shape["data"]
+            arguments = hidden, padded, key_data, values
+            return jax.jit(lambda *a: draw_next(*a, V, parts, with_entropy=True))(*arguments)
+
+    split = drawn_on(make_mesh(MeshConfig(**axes), jax.devices()[: math.prod(axes.values())]))
+    whole = drawn_on(make_mesh(MeshConfig(), jax.devices()[:1]))
+    np.testing.assert_array_equal(split.token, whole.token)
+    for a, b in zip(jax.tree.leaves(split), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5, rtol=0)
+
+
+def test_the_entropy_is_that_of_the_uncut_distribution():
+    logits = np.stack([random_logits(300, seed) for seed in range(64)])
+    logits[0, :290] = -np.inf
+    drawn = draw(logits, keys_of(64), sampling_values([{"top_k": 3}, {}] * 32), with_entropy=True)
+    for row, entropy in zip(logits, drawn.entropy, strict=True):
+        probs, _ = exact(row)
+        probs = probs[probs > 0]
+        np.testing.assert_allclose(entropy, -(probs * np.log(probs)).sum(), atol=1e-5)
