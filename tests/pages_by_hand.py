@@ -45,7 +45,13 @@ class ByHand:
         chunks = [Chunk(0, text, 0, len(text.ids)) for text in texts]
         width = width or max(1, *(len(text.ids) for text in texts))
         tokens, self.prefilled, _ = extend_plan(
-            chunks, [self.residents], self._rows, width, CONTEXT, 3 * self._rows
+            chunks,
+            [self.residents],
+            self._rows,
+            width,
+            CONTEXT,
+            3 * self._rows,
+            self._item_pages is not None,
         )
         hidden, self.pages = self._extend(self.view, tokens, self.pages, self.prefilled)
         return hidden

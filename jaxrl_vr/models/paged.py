@@ -100,7 +100,12 @@ class DecodePlan:
         return len(reads.num_blocks if isinstance(reads, PoolReads) else reads.own.num_items)
 
 
-@pytree_dataclass
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["start", "length", "table", "count", "num_columns", "page", "offset"],
+    meta_fields=["with_kernels"],
+)
+@dataclasses.dataclass(frozen=True)
 class ExtendPlan:
     """Where a chunk of prefill writes and what comes before it; rows are split like slots."""
 
@@ -111,6 +116,7 @@ class ExtendPlan:
     num_columns: jax.Array  # [D] pages of the longest row
     page: jax.Array  # [N, T] page of each token; P drops it
     offset: jax.Array  # [N, T] place in its page
+    with_kernels: bool = False  # static; whether the chunk is attended by the TPU's
 
 
 def empty_pages(

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from jaxrl_vr.models.blockwise import causal_with_sums
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Layer, ListReads, write
 from jaxrl_vr.models.paged_attention import (
-    MASKED,
     Part,
     attend_own,
     attend_shared,
@@ -26,6 +26,7 @@ from jaxrl_vr.models.paged_attention import (
     merge,
 )
 from jaxrl_vr.models.paged_kernel import attend_lists, write_tokens
+from jaxrl_vr.models.splash import attend_chunk
 from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, entry, num_shards, spec
 
 New = tuple[jax.Array, jax.Array, jax.Array]
@@ -102,21 +103,14 @@ def extend_attention(
         layer = write(
             layer, across, plan.page.reshape(N * T), plan.offset.reshape(N * T), (keys, values)
         )
-        q = q * Q**-0.5
-        scores = jnp.einsum("NKRTQ,NKCQ->NKRTC", q, k, preferred_element_type=jnp.float32)
-        scores = jnp.where(jnp.tri(T, dtype=bool)[None, None, None], scores, MASKED)
-        peak = jnp.max(scores, axis=-1)
-        weight = jnp.exp(scores - peak[..., None])
-        out = jnp.einsum(
-            "NKRTC,NKCQ->NKRTQ", weight.astype(v.dtype), v, preferred_element_type=jnp.float32
-        )
+        with jax.named_scope("chunk"):
+            out, sums = attend_chunk(q, k, v) if plan.with_kernels else causal_with_sums(q, k, v)
         # A row's own tokens and those before lie in pages of their own, so none is seen twice.
-        rows = q.reshape(N, K, R * T, Q)
         columns = plan.num_columns[0]
+        rows = (q * Q**-0.5).reshape(N, K, R * T, Q)
         before = attend_table(rows, layer, across, plan.table, plan.count, columns)
-        flat = (N, K, R * T)
-        total = jnp.sum(weight, axis=-1)
-        mine = Part(peak.reshape(flat), total.reshape(flat), out.reshape(*flat, Q))
+        flat = sums.reshape(N, K, R * T)
+        mine = Part(flat, jnp.ones_like(flat), out.reshape(rows.shape).astype(jnp.float32))
         return merge(mine, before).astype(q.dtype).reshape(q.shape), layer
 
     return _on_shards(local, new, layer, (plan,), len(plan.num_columns))

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxrl_vr.arrays import check
 from jaxrl_vr.models.architecture import Architecture
-from jaxrl_vr.models.attention import attention, segment_mask
+from jaxrl_vr.models.attention import Backend, attention
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages, empty_pages
 from jaxrl_vr.models.params import Params, declare
 from jaxrl_vr.models.quantized import product, quantized_layer
@@ -99,11 +99,13 @@ class Transformer:
       dtype: compute dtype of blocks and head; log-probs are float32 whatever it is.
       remat: "block" keeps only each block's input for the backward pass and computes the rest
         again: about a third more time for L times less memory.
+      attention: what the learner's pass attends with.
     """
 
     arch: Architecture
     dtype: str = "float32"
     remat: Remat = "none"
+    attention: Backend = "xla"
 
     @property
     def vocab_size(self) -> int:
@@ -132,11 +134,10 @@ class Transformer:
           [B, T, D] in the compute dtype.
         """
         check("BT, BT, BT", tokens=tokens, positions=positions, segment_ids=segment_ids)
-        mask = segment_mask(segment_ids)
         rotary = rotary_angles(self.arch, positions)
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attention(q, k.swapaxes(1, 2), v.swapaxes(1, 2), mask)
+            return attention(q, k, v, segment_ids, self.attention)
 
         def step(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
             x = block(self.arch, self._cast(weights), x, rotary, attend)

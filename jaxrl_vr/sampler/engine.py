@@ -281,7 +281,10 @@ class SlotEngine:
                 if chunk.width == width and used[chunk.part] < rows:
                     used[chunk.part] += 1
                     taken.append(chunk)
-            arrays = extend_plan(taken, self._parts, rows, width, self._context, self._sizes.kept)
+            has_kernels = self._sizes.item_pages is not None
+            arrays = extend_plan(
+                taken, self._parts, rows, width, self._context, self._sizes.kept, has_kernels
+            )
             self._state = self._programs.extend(self._view, self._state, *arrays)
             for chunk in taken:
                 chunk.text.cached += chunk.count

@@ -224,6 +224,7 @@ def extend_plan(
     width: int,
     longest: int,
     num_kept: int,
+    with_kernels: bool,
 ) -> tuple[np.ndarray, ExtendPlan, np.ndarray]:
     """The tokens, the plan and the places of the hidden states of a prefill program.
 
@@ -234,6 +235,7 @@ def extend_plan(
       width: T.
       longest: tokens of the longest request.
       num_kept: hidden states that a part keeps.
+      with_kernels: whether the chunks are attended by the TPU's.
 
     Returns:
       tokens [N, T], the plan, and [N] where each row's hidden state goes, of all parts together;
@@ -268,7 +270,7 @@ def extend_plan(
         if chunk.is_last:
             kept[n] = chunk.part * num_kept + text.row
     plan: list[Any] = [start, length, table, count, columns, page, offset]
-    return tokens, ExtendPlan(*plan), kept
+    return tokens, ExtendPlan(*plan, with_kernels=with_kernels), kept
 
 
 def _list_pages(text: Text, tokens: int, C: int, table: np.ndarray, count: np.ndarray) -> int:

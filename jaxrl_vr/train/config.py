@@ -71,6 +71,8 @@ class RandomModel(Config):
     """Compute dtype; weights and log-probs are float32. bfloat16 on accelerators."""
     remat: Remat = "none"
     """"block" computes each block again in the backward pass: less memory, a third more time."""
+    attention: Literal["auto", "xla", "splash"] = "auto"
+    """Of the learner: "splash" runs TPU kernels, "xla" anywhere; "auto" goes by the platform."""
 
     @model_validator(mode="after")
     def _check(self) -> RandomModel:
@@ -84,7 +86,7 @@ class RandomModel(Config):
                 f"width = {self.width} is no multiple of heads = {self.heads}; change one, or set "
                 "head_dim"
             )
-        values = self.model_dump(exclude={"type", "dtype", "remat"})
+        values = self.model_dump(exclude={"type", "dtype", "remat", "attention"})
         sizes = {
             "vocab_size": vocab_size,
             "kv_heads": self.kv_heads or self.heads,
@@ -108,6 +110,8 @@ class PretrainedModel(Config):
     """Compute dtype; weights and log-probs are float32. bfloat16 on accelerators."""
     remat: Remat = "none"
     """"block" computes each block again in the backward pass: less memory, a third more time."""
+    attention: Literal["auto", "xla", "splash"] = "auto"
+    """Of the learner: "splash" runs TPU kernels, "xla" anywhere; "auto" goes by the platform."""
 
 
 Model = Annotated[RandomModel | PretrainedModel, Field(discriminator="type")]

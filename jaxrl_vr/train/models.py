@@ -52,7 +52,11 @@ def build_model(config: RunConfig) -> Built:
             f"the tokenizer has {tokenizer.vocab_size} ids, the model only {arch.vocab_size} rows: "
             "they do not fit; use the model's own tokenizer, or set model.vocab_size"
         )
-    return Built(Transformer(arch, section.dtype, section.remat), tokenizer, folder)
+    backend = section.attention
+    if backend == "auto":
+        backend = "splash" if jax.default_backend() == "tpu" else "xla"
+    model = Transformer(arch, section.dtype, section.remat, backend)
+    return Built(model, tokenizer, folder)
 
 
 def load_base(

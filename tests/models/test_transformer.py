@@ -110,17 +110,17 @@ def test_gradient_at_padding_is_zero(tiny):
 
 
 @pytest.mark.parametrize(
-    "backend",
-    [{}, {"keys_across": True}, {"item_pages": 2}],
-    ids=["xla", "xla, keys across", "pallas"],
+    "backend, width",
+    [({}, 7), ({"keys_across": True}, 7), ({"item_pages": 2}, 7), ({"item_pages": 2}, 128)],
+    ids=["xla", "xla, keys across", "pallas", "pallas, splash"],
 )
-def test_prefill_then_decode_equals_full_forward(tiny, alone, backend):
+def test_prefill_then_decode_equals_full_forward(tiny, alone, backend, width):
     sequences = prompts(tiny.arch)
     view = tiny.model.sampler_view(tiny.params)
     # Full of what an earlier rollout may have left.
     by_hand = ByHand(tiny.model, view, 3, **backend, fill=100.0)
     given = np.asarray([4, 1, 2])
-    last = by_hand.prefill([s[:n] for s, n in zip(sequences, given, strict=True)], width=7)
+    last = by_hand.prefill([s[:n] for s, n in zip(sequences, given, strict=True)], width=width)
     for i, n in enumerate(given):
         np.testing.assert_allclose(last[i], alone[i][n - 1], atol=1e-5)
     decode_the_rest(tiny, by_hand, given, alone)
