@@ -29,47 +29,26 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.compiled import CHIPS, NO_LIBTPU, Program, devices, has_libtpu, memory
 from benchmarks.machine import versions
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.paged import DecodePlan, ListReads
 from jaxrl_vr.models.paged_kernel import own_grid, prompt_grid
 from jaxrl_vr.models.params import abstract, is_param
 from jaxrl_vr.models.transformer import Transformer
-from jaxrl_vr.sampler.plans import decode_plan
+from jaxrl_vr.plan.chips import CHIPS
+from jaxrl_vr.plan.known import KNOWN
+from jaxrl_vr.plan.program import Program, memory_of
+from jaxrl_vr.plan.steps import Rollouts, full_plan
+from jaxrl_vr.plan.topology import NO_LIBTPU, devices, has_libtpu
 from jaxrl_vr.sampler.programs import Programs
-from jaxrl_vr.sampler.sizes import EngineConfig, Sizes, cache_sizes, empty_parts
+from jaxrl_vr.sampler.sizes import EngineConfig, Sizes, cache_sizes
 from jaxrl_vr.sampler.token import padded_vocabulary
 from jaxrl_vr.sharding import SAMPLE_RULES, MeshConfig, make_mesh, sharding_of
-from jaxrl_vr.types import Request, Sampling
 
 PROMPTS, SAMPLES = 8, 8
 PROMPT_TOKENS, OWN_TOKENS = 256, 1792
 STEPS = 16
-
-QWEN_1_5B = Architecture(
-    family="qwen2",
-    vocab_size=151_936,
-    width=1536,
-    layers=28,
-    heads=12,
-    kv_heads=2,
-    head_dim=128,
-    ffn=8960,
-    max_length=32_768,
-)
-QWEN_8B = Architecture(
-    family="qwen3",
-    vocab_size=151_936,
-    width=4096,
-    layers=36,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    ffn=12_288,
-    tied=False,
-    max_length=40_960,
-)
+ROLLOUTS = Rollouts(PROMPTS, SAMPLES, PROMPT_TOKENS, OWN_TOKENS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +70,11 @@ class Case:
 
 CASES = [
     Case(model, arch, chip, tensor)
-    for model, arch, tensor in (("Qwen2.5-1.5B", QWEN_1_5B, 1), ("Qwen3-8B", QWEN_8B, 4))
-    for chip in CHIPS
+    for model, arch, tensor in (
+        ("Qwen2.5-1.5B", KNOWN["Qwen/Qwen2.5-1.5B"], 1),
+        ("Qwen3-8B", KNOWN["Qwen/Qwen3-8B"], 4),
+    )
+    for chip in ("v5e", "v6e")
 ]
 
 
@@ -109,7 +91,7 @@ def compiled_for_tpu(case: Case, attention: str) -> dict[str, Any]:
     )
     sizes = cache_sizes(model, config, mesh)
     view = abstract_view(model, mesh)
-    rows, plan = full_plan(sizes, case.arch.max_length)
+    rows, plan = full_plan(sizes, ROLLOUTS, case.arch.max_length)
     enough = np.int32(slots)
     lowered = Programs(model, sizes, mesh).lower_decode(view, rows, plan, enough)
     compiled = lowered.compile()
@@ -120,7 +102,7 @@ def compiled_for_tpu(case: Case, attention: str) -> dict[str, Any]:
         "chips": f"{case.tensor} x {case.chip}",
         "attention": attention,
         **report(case, sizes, plan, view, text),
-        **memory(compiled),
+        **memory_of(compiled),
         "settings": {
             "prompts": PROMPTS,
             "prompt_tokens": PROMPT_TOKENS,
@@ -191,19 +173,6 @@ def weight_bytes(view: Any) -> int:
         int(np.prod(a.sharding.shard_shape(a.shape))) * a.dtype.itemsize
         for a in jax.tree.leaves(read)
     )
-
-
-def full_plan(sizes: Sizes, max_length: int) -> tuple[np.ndarray, DecodePlan]:
-    """The rows and the plan of a chunk at whose end all slots have all their tokens."""
-    (part,) = empty_parts(sizes)
-    sampling = Sampling(OWN_TOKENS)
-    for slot in range(sizes.slots):
-        prompt = (slot // SAMPLES, *range(1, PROMPT_TOKENS))
-        part.add(slot, Request(slot, prompt, (0, 0, 0, slot), sampling), OWN_TOKENS, True)
-    rows = range(sizes.slots)
-    positions = {(0, slot): PROMPT_TOKENS + OWN_TOKENS - STEPS for slot in rows}
-    arguments = [part], [rows], positions, sizes.slots, STEPS, max_length, sizes.item_pages
-    return np.arange(sizes.slots, dtype=np.int32), decode_plan(*arguments)
 
 
 def trips_of(sizes: Sizes, plan: DecodePlan) -> Any:

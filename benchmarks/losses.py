@@ -23,7 +23,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.compiled import CHIPS, NO_LIBTPU, Program, chunk_trips, devices, has_libtpu, memory
 from benchmarks.machine import machine, versions
 from benchmarks.rollout_and_update import (
     head_products,
@@ -33,6 +32,9 @@ from benchmarks.rollout_and_update import (
     seconds_of,
 )
 from jaxrl_vr.losses import ppo_clip, scaled_logits, token_logprob, token_logprobs
+from jaxrl_vr.plan.chips import CHIPS
+from jaxrl_vr.plan.program import Program, memory_of
+from jaxrl_vr.plan.topology import NO_LIBTPU, devices, has_libtpu
 
 LARGE = {"tokens": 8192, "vocab": 151_936, "width": 1536}
 """An update of Qwen2.5-1.5B."""
@@ -101,7 +103,7 @@ def measured(tokens: int, vocab: int, width: int, repeats: int) -> Iterator[dict
         yield {
             **timing.line("losses_measured"),
             "way": way,
-            **memory(compiled),
+            **memory_of(compiled),
             "settings": {"tokens": tokens, "vocab": vocab, "width": width, "dtype": "float32"},
             "machine": machine(),
             "versions": versions(),
@@ -123,13 +125,13 @@ def compiled_for_tpu(tokens: int, vocab: int, width: int) -> Iterator[dict[str, 
     for way, chunk, logp_of in ways:
         lowered = jax.jit(step(logp_of)).lower(*arguments)
         compiled = lowered.compile()
-        program = Program(compiled.as_text() or "", chunk_trips(tokens))
+        program = Program(compiled.as_text() or "")
         seconds = program.cycles() / limits.clock_hz
         yield {
             "benchmark": "losses_compiled",
             "way": way,
             "chunk": chunk,
-            **memory(compiled),
+            **memory_of(compiled),
             "estimated_s": seconds,
             "limit_s": limit_s,
             "ratio_to_limit": limit_s / seconds,

@@ -1,4 +1,4 @@
-"""The command line: `jaxrl-vr train | eval | sample | verify | export`.
+"""The command line: `jaxrl-vr train | eval | sample | verify | plan | export`.
 
 Imports stay inside the functions, so that `--help` and config errors come at once.
 """
@@ -106,6 +106,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("--traceback", action="store_true", help="show where an error arose")
     verify.set_defaults(command=_verify)
+    plan = command("plan", _plan, "what a run takes on a topology, compiled for it here")
+    plan.add_argument("--topology", required=True, help="chips and their shape: v5e:4x4, h100:8")
+    plan.add_argument("--num-slices", type=int, default=1, help="of that topology, joined by DCN")
+    plan.add_argument("--stage", help="name of the rl stage; default: the first")
+    plan.add_argument(
+        "--search", action="store_true", help="rank meshes and micro-batches, compile the best"
+    )
+    plan.add_argument("--json", type=_path, help="file to write it to as JSON")
     export = command("export", _export, "write a stage's weights as a Hugging Face folder")
     export.add_argument("--init", required=True, help=_INIT)
     export.add_argument("--out", type=_path, required=True, help="the folder to write")
@@ -199,8 +207,21 @@ def _verify(args: argparse.Namespace) -> int:
     return 0
 
 
+def _plan(args: argparse.Namespace) -> int:
+    from jaxrl_vr.plan.command import plan_command
+
+    return plan_command(
+        _config(args),
+        args.topology,
+        args.num_slices,
+        args.stage,
+        search=args.search,
+        as_json=args.json,
+    )
+
+
 def _export(args: argparse.Namespace) -> int:
-    from jaxrl_vr.models.hf import check_export_folder
+    from jaxrl_vr.models.hf_export import check_export_folder
     from jaxrl_vr.train.once import export_once
 
     check_export_folder(args.out)  # before the weights are loaded

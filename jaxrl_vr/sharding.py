@@ -69,21 +69,31 @@ class MeshConfig(Config):
         return self
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """A mesh over `devices` (default: all of every process) with the axes of `MESH_AXES`."""
-    devices = jax.devices() if devices is None else list(devices)
+def axis_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
+    """Devices along each axis.
+
+    Raises:
+      ValueError: the axes do not make up the devices.
+    """
     sizes = {axis: getattr(config, axis) for axis in MESH_AXES}
     fixed = math.prod(size for size in sizes.values() if size != -1)
     rest = next((axis for axis, size in sizes.items() if size == -1), None)
-    if len(devices) % fixed or (rest is None and fixed != len(devices)):
+    if num_devices % fixed or (rest is None and fixed != num_devices):
         asked = " x ".join(f"{axis} {n}" for axis, n in sizes.items() if n not in (1, -1))
         verb = "does not divide" if rest else "is not"
         raise ValueError(
-            f"mesh: {asked or 'every axis 1'} = {fixed} {verb} the {len(devices)} devices; "
-            f"{_working_mesh(sizes, len(devices))} works"
+            f"mesh: {asked or 'every axis 1'} = {fixed} {verb} the {num_devices} devices; "
+            f"{_working_mesh(sizes, num_devices)} works"
         )
     if rest is not None:
-        sizes[rest] = len(devices) // fixed
+        sizes[rest] = num_devices // fixed
+    return sizes
+
+
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+    """A mesh over `devices` (default: all of every process) with the axes of `MESH_AXES`."""
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = axis_sizes(config, len(devices))
     # Auto: shardings of inputs and constraints guide the compiler, which places the rest itself.
     return jax.make_mesh(
         tuple(sizes.values()),

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from jaxrl_vr.checkpoint import parameter_hash
 from jaxrl_vr.config import load
 from jaxrl_vr.data.tokenizer import CharTokenizer
-from jaxrl_vr.models import hf, params
+from jaxrl_vr.models import hf_export, params
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import declare
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
@@ -150,7 +150,7 @@ def whole(tmp_path_factory):
     mesh = make_mesh(MeshConfig())
     weights = params.init(declare(arch), jax.random.key(0), TRAIN_RULES, mesh)
     tokenizer = CharTokenizer(ALPHABET)
-    hf.export(folder, arch, weights, eos_ids=(1,), save_tokenizer=tokenizer.save)
+    hf_export.export(folder, arch, weights, eos_ids=(1,), save_tokenizer=tokenizer.save)
     return folder
 
 

@@ -12,7 +12,7 @@ from runs import ROOT, config_files
 from jaxrl_vr.checkpoint import load_arrays, parameter_hash
 from jaxrl_vr.config import dump, load
 from jaxrl_vr.data.tokenizer import HFTokenizer
-from jaxrl_vr.models import hf, params
+from jaxrl_vr.models import hf, hf_export, params
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import declare
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
@@ -90,7 +90,7 @@ def qwen_folder(folder):
     )
     mesh = make_mesh(MeshConfig())
     weights = params.init(declare(arch), jax.random.key(0), TRAIN_RULES, mesh)
-    hf.export(folder, arch, weights, eos_ids=(258, 256), save_tokenizer=qwen_tokenizer)
+    hf_export.export(folder, arch, weights, eos_ids=(258, 256), save_tokenizer=qwen_tokenizer)
     return folder
 
 

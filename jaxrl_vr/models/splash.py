@@ -60,16 +60,14 @@ def splash(
     mask = splash_mask.MultiHeadMask(
         [splash_mask.CausalMask((num_queries, num_keys)) for _ in range(num_heads)]
     )
-    # Its tables are constants of the program that is traced, whatever is traced around them.
-    with jax.ensure_compile_time_eval():
-        return splash_kernel.make_splash_mqa(
-            mask,
-            block_sizes=sizes,
-            head_shards=1,
-            q_seq_shards=parts,
-            save_residuals=with_sums,
-            interpret=interpret,
-        )
+    return splash_kernel.make_splash_mqa(
+        mask,
+        block_sizes=sizes,
+        head_shards=1,
+        q_seq_shards=parts,
+        save_residuals=with_sums,
+        interpret=interpret,
+    )
 
 
 def splash_attention(

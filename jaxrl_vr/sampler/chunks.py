@@ -32,14 +32,21 @@ class Chunk:
         return _width(self.count)
 
 
-def next_chunk(part: int, text: Text) -> Chunk:
-    """The next chunk of a text that is not cached yet."""
+def next_chunk(part: int, text: Text, run_tokens: int = 0) -> Chunk:
+    """The next chunk of a text that is not cached yet.
+
+    Args:
+      part: of the cache.
+      text: the text.
+      run_tokens: so much padding is no more than one run more.
+    """
     left = len(text.ids) - text.cached
-    if left >= _WIDTHS[-1] or left <= _WIDTHS[0] or left >= (1 - _PADDING) * _width(left):
-        count = min(left, _WIDTHS[-1])
-    else:
-        count = max(width for width in _WIDTHS if width < left)
-    return Chunk(part, text, text.cached, count)
+    if left >= _WIDTHS[-1]:
+        return Chunk(part, text, text.cached, _WIDTHS[-1])
+    width = _width(left)
+    if width > _WIDTHS[0] and width - left > max(_PADDING * width, run_tokens):
+        left = max(width for width in _WIDTHS if width < left)
+    return Chunk(part, text, text.cached, left)
 
 
 def _width(tokens: int) -> int:

@@ -302,7 +302,8 @@ class SlotEngine:
                 continue
             text = self._own(slot).missing
             if text is not None and id(text) not in chunks:
-                chunks[id(text)] = next_chunk(slot // self._part_slots, text)
+                part = slot // self._part_slots
+                chunks[id(text)] = next_chunk(part, text, self._sizes.run_tokens)
         return list(chunks.values())
 
     def _ready(self) -> list[int]:

@@ -50,6 +50,10 @@ class ViewProgram:
 
         self._view = jax.jit(view)
 
+    def lower(self, params: Params) -> Any:
+        """The program, lowered for shapes with shardings."""
+        return self._view.lower(params)
+
     def __call__(self, params: Params) -> Any:
         """The copy."""
         return self._view(params)
@@ -104,13 +108,22 @@ class Programs:
         """What `decode` runs, lowered for an abstract view and state: to compile it for devices
         that are not here."""
         with jax.set_mesh(self._mesh):
+            return self._decode.lower(view, self.abstract_state(view), rows, plan, enough)
+
+    def lower_extend(self, view: Any, tokens: Any, plan: ExtendPlan, row: Any) -> Any:
+        """What `extend` runs, lowered for an abstract view and state."""
+        with jax.set_mesh(self._mesh):
+            return self._extend.lower(view, self.abstract_state(view), tokens, plan, row)
+
+    def abstract_state(self, view: Any) -> State:
+        """Shapes and shardings of a state."""
+        with jax.set_mesh(self._mesh):
             state = jax.eval_shape(self._empty_of, view)
-            state = jax.tree.map(
+            return jax.tree.map(
                 lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
                 state,
                 self._shardings(state),
             )
-            return self._decode.lower(view, state, rows, plan, enough)
 
     @property
     def num_compiled(self) -> int:

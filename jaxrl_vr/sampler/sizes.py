@@ -71,6 +71,8 @@ class Sizes:
       item_pages: G, pages that the kernel reads at a time; None without it.
       prefill_tokens: of a part's prefill program. An accelerator wants many; on CPU more rows bring
         nothing.
+      run_tokens: padding that costs no more than one run more: where reading the weights takes
+        as long as their products.
     """
 
     parts: int
@@ -84,6 +86,7 @@ class Sizes:
     entropy: bool
     item_pages: int | None
     prefill_tokens: int
+    run_tokens: int
 
 
 def cache_sizes(
@@ -109,7 +112,7 @@ def cache_sizes(
             f"engine.page_tokens = {page_tokens}: the kernel wants a multiple of {_ROWS} on TPU; "
             'choose one, or engine.attention = "xla"'
         )
-    parts = _num_parts(config.slots, mesh)
+    parts = num_parts(config.slots, mesh)
     slots = config.slots // parts
     if config.cache_tokens:
         pages = -(-config.cache_tokens // (parts * page_tokens))
@@ -129,7 +132,8 @@ def cache_sizes(
         keys_across=is_cpu,
         entropy=config.entropy,
         item_pages=_item_pages(token, page_tokens, mesh) if has_kernel else None,
-        prefill_tokens=256 if platform == "cpu" else 2048,
+        prefill_tokens=128 if platform == "cpu" else 2048,
+        run_tokens=64 if platform == "cpu" else 0,
     )
 
 
@@ -191,7 +195,7 @@ def empty_parts(sizes: Sizes) -> list[Residents]:
     ]
 
 
-def _num_parts(slots: int, mesh: jax.sharding.Mesh) -> int:
+def num_parts(slots: int, mesh: jax.sharding.Mesh) -> int:
     """Over how many sets of devices the slots are spread."""
     axes = entry("slots", slots, SAMPLE_RULES, mesh)
     return math.prod(

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxrl_vr.data.prompts import prompt
 from jaxrl_vr.data.template import ChatTemplate, PlainTemplate
-from jaxrl_vr.models.hf import FileDtype
+from jaxrl_vr.models.hf_export import FileDtype
 from jaxrl_vr.sampler.generate import generate
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.context import Context

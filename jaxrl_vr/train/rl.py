@@ -16,6 +16,7 @@ from jaxrl_vr.losses.value import explained_variance
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.metrics.rollouts import RolloutLog
 from jaxrl_vr.models.params import Params
+from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build, unpack
 from jaxrl_vr.rollout.groups import (
     Samples,
@@ -82,6 +83,13 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
     )
 
 
+def policy_learner(stage: RlStage, model: Transformer, mesh: jax.sharding.Mesh) -> Learner:
+    """The compiled update of a stage's policy."""
+    objective = policy_objective(stage.objective, stage.kl, stage.entropy_bonus, stage.offpolicy)
+    transform = stage.optimizer.transform(model.declare())
+    return Learner(policy_loss(model, objective), policy_score(model), transform, mesh)
+
+
 def check_finite(where: str, reward: np.ndarray, adv: np.ndarray) -> None:
     """Refuses advantages that overflowed: each update with them would be skipped."""
     if not np.isfinite(adv).all():
@@ -100,15 +108,7 @@ class _Steps:
         self._sampler = sampler
         self._shape = Shape(stage.row_length(ctx.model.max_length), stage.micro.rows)
         self._texts = None if stage.lm_mix is None else ctx.mixtures.texts(stage)
-        objective = policy_objective(
-            stage.objective, stage.kl, stage.entropy_bonus, stage.offpolicy
-        )
-        self._learner = Learner(
-            policy_loss(ctx.model, objective),
-            policy_score(ctx.model),
-            stage.optimizer.transform(ctx.model.declare()),
-            ctx.mesh,
-        )
+        self._learner = policy_learner(stage, ctx.model, ctx.mesh)
         self._teacher = None
         if stage.teacher is not None:
             self._teacher = Scorer(policy_score(ctx.teacher_model(stage.teacher)), ctx.mesh)

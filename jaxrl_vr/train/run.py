@@ -24,7 +24,7 @@ from jaxrl_vr.checkpoint import parameter_hash, save_arrays
 from jaxrl_vr.metrics.console import Console
 from jaxrl_vr.metrics.throughput import Phases
 from jaxrl_vr.metrics.writer import Writer
-from jaxrl_vr.models import hf
+from jaxrl_vr.models import hf, hf_export
 from jaxrl_vr.sharding import make_mesh
 from jaxrl_vr.train.check import check_sizes, check_texts, check_verifiers, oddities
 from jaxrl_vr.train.config import PretrainedModel, RunConfig
@@ -153,7 +153,7 @@ def _check_stages(
                 check_teacher(config, folder, built, teacher, done)
             mixtures.check(stage)
             if isinstance(stage, ExportStage):
-                hf.check_export_folder(export_folder(config, stage))
+                hf_export.check_export_folder(export_folder(config, stage))
 
 
 def _weights(stage: StageBase) -> dict[str, str]:
@@ -264,12 +264,12 @@ def _run_export(ctx: Context, stage: ExportStage) -> Path:
     return out
 
 
-def export(ctx: Context, weights: Any, out: Path, dtype: hf.FileDtype) -> None:
+def export(ctx: Context, weights: Any, out: Path, dtype: hf_export.FileDtype) -> None:
     """Writes a folder that `transformers` loads: config, weights, tokenizer."""
     source = None if ctx.model_folder is None else hf.read_config(ctx.model_folder)
     # The config may have limited the context; the folder keeps the model's own.
     arch = ctx.model.arch if source is None else hf.architecture_from_config(source)
-    hf.export(
+    hf_export.export(
         out,
         arch,
         weights,

@@ -24,22 +24,40 @@ class TrainState:
 
 def create(trainable: Any, frozen: Any, transform: optax.GradientTransformation) -> TrainState:
     """The state before the first update; the optimizer's part is created in its sharding."""
-    shardings = jax.tree.map(lambda a: a.sharding, trainable)
-    mesh_wide = jax.tree.leaves(shardings)[0].mesh
-
-    def sharding_like(path: Any, a: Any) -> Any:
-        # A moment has its parameter's path at the end of its own, and its shape.
-        for own, param in jax.tree_util.tree_leaves_with_path(trainable):
-            if path[-len(own) :] == own and a.shape == param.shape:
-                return param.sharding
-        return jax.NamedSharding(mesh_wide, jax.P())
-
-    abstract = jax.eval_shape(transform.init, trainable)
-    out = jax.tree_util.tree_map_with_path(sharding_like, abstract)
-    replicated = jax.NamedSharding(mesh_wide, jax.P())
+    shapes = abstract_state(trainable, {}, transform)
+    out = jax.tree.map(lambda a: a.sharding, shapes.optimizer)
     return TrainState(
         trainable=trainable,
         frozen=frozen,
         optimizer=jax.jit(transform.init, out_shardings=out)(trainable),
-        step=jax.device_put(jnp.int32(0), replicated),
+        step=jax.device_put(jnp.int32(0), shapes.step.sharding),
+    )
+
+
+def abstract_state(
+    trainable: Any, frozen: Any, transform: optax.GradientTransformation
+) -> TrainState:
+    """Shapes and shardings of a state, from arrays or from shapes with shardings."""
+
+    def like(a: Any) -> Any:
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
+
+    trainable, frozen = jax.tree.map(like, (trainable, frozen))
+    of_params = jax.tree_util.tree_leaves_with_path(trainable)
+    replicated = jax.NamedSharding(of_params[0][1].sharding.mesh, jax.P())
+
+    def of_moment(path: Any, a: Any) -> Any:
+        # A moment has its parameter's path at the end of its own, and its shape.
+        for own, param in of_params:
+            if path[-len(own) :] == own and a.shape == param.shape:
+                return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=param.sharding)
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated)
+
+    optimizer = jax.eval_shape(transform.init, trainable)
+    step: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+    return TrainState(
+        trainable=trainable,
+        frozen=frozen,
+        optimizer=jax.tree_util.tree_map_with_path(of_moment, optimizer),
+        step=step,
     )

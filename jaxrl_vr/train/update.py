@@ -269,18 +269,27 @@ class Learner:
 
     def place(self, batch: Batch) -> Batch:
         """The batch on the devices, rows and length split by the rules table."""
+        return place(batch, self.batch_shardings(batch))
 
+    def batch_shardings(self, batch: Batch) -> Any:
+        """Where the arrays of a batch, or of its shapes, lie."""
         axes = ("micro", "batch", "length")
-        shardings = jax.tree.map(
-            lambda a: sharding_of(axes, TRAIN_RULES, self._mesh, a.shape), batch
-        )
-        return place(batch, shardings)
+        return jax.tree.map(lambda a: sharding_of(axes, TRAIN_RULES, self._mesh, a.shape), batch)
 
     def update(
         self, state: TrainState, batch: Batch, numbers: Numbers, rates: Rates
     ) -> tuple[TrainState, Metrics]:
         """One optimizer step; `state` is donated."""
-        if self._shardings is None:
-            self._shardings = jax.tree.map(lambda a: a.sharding, state)
+        self._keep_shardings(state)
         with jax.set_mesh(self._mesh):
             return self._update(state, batch, dict(numbers), rates)
+
+    def lower(self, state: TrainState, batch: Batch, numbers: Numbers, rates: Rates) -> Any:
+        """What `update` runs, lowered for shapes with shardings."""
+        self._keep_shardings(state)
+        with jax.set_mesh(self._mesh):
+            return self._update.lower(state, batch, dict(numbers), rates)
+
+    def _keep_shardings(self, state: TrainState) -> None:
+        if self._shardings is None:
+            self._shardings = jax.tree.map(lambda a: a.sharding, state)

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from jaxrl_vr.data.tokenizer import DEFAULT_ALPHABET, CharTokenizer
-from jaxrl_vr.models import hf
+from jaxrl_vr.models import hf_export
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import declare, init, is_param
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
@@ -27,7 +27,7 @@ def folder(tmp_path):
     arch = Architecture(vocab_size=tokenizer.vocab_size, **SIZES)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     params = init(declare(arch), jax.random.key(0), TRAIN_RULES, mesh)
-    hf.export(
+    hf_export.export(
         tmp_path / "tiny",
         arch,
         params,

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jaxrl_vr.data.tokenizer import DEFAULT_ALPHABET, CharTokenizer
-from jaxrl_vr.models import hf
+from jaxrl_vr.models import hf_export
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import declare, init
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
@@ -39,7 +39,7 @@ def folder(tmp_path_factory):
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     params = init(declare(arch), jax.random.key(0), TRAIN_RULES, mesh)
     out = tmp_path_factory.mktemp("model") / "tiny"
-    hf.export(out, arch, params, eos_ids=tokenizer.eos_ids, save_tokenizer=tokenizer.save)
+    hf_export.export(out, arch, params, eos_ids=tokenizer.eos_ids, save_tokenizer=tokenizer.save)
     return out
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from pages_by_hand import ByHand
 
-from jaxrl_vr.models import hf
+from jaxrl_vr.models import hf, hf_export
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sharding import TRAIN_RULES
 
@@ -117,7 +117,7 @@ def test_in_and_out(kind, values, tmp_path, one_device):
     got = logits_program(Transformer(arch))(params, tokens)
     assert np.abs(got - expected).max() <= 1e-4
 
-    hf.export(tmp_path / "ours", arch, params, max_file_bytes=8_000)
+    hf_export.export(tmp_path / "ours", arch, params, max_file_bytes=8_000)
     again, info = transformers.AutoModelForCausalLM.from_pretrained(
         tmp_path / "ours", attn_implementation="eager", output_loading_info=True
     )
@@ -130,7 +130,7 @@ def test_in_and_out(kind, values, tmp_path, one_device):
 def test_greedy_completion_equals_that_of_the_export(name, tmp_path, one_device):
     random_model(*CONFIGS[name]).save_pretrained(tmp_path / "theirs")
     arch, params = hf.load(tmp_path / "theirs", rules=TRAIN_RULES, mesh=one_device)
-    hf.export(tmp_path / "ours", arch, params)
+    hf_export.export(tmp_path / "ours", arch, params)
     exported = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     prompt = [3, 1, 4, 1, 5, 9, 2]
     generated = exported.generate(
@@ -148,7 +148,7 @@ def test_exported_source_config_and_eos_ids_reach_transformers(tmp_path, one_dev
     prompt = [3, 1, 4, 1, 5]
     completion = greedy(Transformer(arch), params, prompt, 8)
     eos = completion[3]
-    hf.export(
+    hf_export.export(
         tmp_path / "ours",
         arch,
         params,
@@ -164,7 +164,7 @@ def test_exported_source_config_and_eos_ids_reach_transformers(tmp_path, one_dev
     rounded = torch_logits(again, [prompt])
     exact = torch_logits(theirs, [prompt])
     assert 0 < np.abs(rounded - exact).max() < 0.05 * np.abs(exact).max()
-    hf.export(tmp_path / "exact", arch, params, source_config=source, eos_ids=(eos, 49))
+    hf_export.export(tmp_path / "exact", arch, params, source_config=source, eos_ids=(eos, 49))
     exact = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "exact")
     generated = exact.generate(
         torch.tensor([prompt]), max_new_tokens=8, do_sample=False, pad_token_id=0

@@ -205,7 +205,7 @@ def test_writes_what_the_scatter_writes(num_slots, dtype, monkeypatch):
 
 COMPILE = """
 import jax, jax.numpy as jnp
-from benchmarks.compiled import devices
+from jaxrl_vr.plan.topology import devices
 from jaxrl_vr.models.paged import ListReads, PageList
 from jaxrl_vr.models.paged_kernel import attend_lists, write_tokens
 

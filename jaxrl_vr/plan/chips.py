@@ -1,0 +1,97 @@
+"""What chips can do at most, from their makers' pages; a device is what jax calls one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A device.
+
+    Attributes:
+      name: as topologies have it.
+      peak_flops: a second, in bfloat16.
+      bandwidth: bytes a second between the device and its memory.
+      memory_bytes: of the device.
+      axis_bandwidth: bytes a second that a device moves over one axis of its network, both ways
+        together: of a torus with d axes, the links' total both ways over 2 d. Of a GPU, one way.
+      dcn_bandwidth: bytes a second of a device between slices, or between hosts.
+      clock_hz: cycles a second, from the products: peak / (units x side^2 x 2); 0 for a GPU.
+      devices: of a chip.
+      source: of the numbers.
+    """
+
+    name: str
+    peak_flops: float
+    bandwidth: float
+    memory_bytes: float
+    axis_bandwidth: float
+    dcn_bandwidth: float
+    clock_hz: float
+    devices: int
+    source: str
+
+
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip(
+            name="v5e",
+            peak_flops=197e12,
+            bandwidth=819e9,
+            memory_bytes=16e9,
+            axis_bandwidth=100e9,
+            dcn_bandwidth=25e9 / 8,
+            clock_hz=1.5e9,
+            devices=1,
+            source="https://cloud.google.com/tpu/docs/v5e; 4 units x 128^2; 400 GB/s, 2 axes",
+        ),
+        Chip(
+            name="v5p",
+            peak_flops=459e12,
+            bandwidth=2765e9,
+            memory_bytes=95e9,
+            axis_bandwidth=200e9,
+            dcn_bandwidth=50e9 / 8,
+            clock_hz=1.75e9,
+            devices=1,
+            source="https://cloud.google.com/tpu/docs/v5p; 8 units x 128^2; 1200 GB/s, 3 axes",
+        ),
+        Chip(
+            name="v6e",
+            peak_flops=918e12,
+            bandwidth=1640e9,
+            memory_bytes=32e9,
+            axis_bandwidth=200e9,
+            dcn_bandwidth=100e9 / 8,
+            clock_hz=1.75e9,
+            devices=1,
+            source="https://cloud.google.com/tpu/docs/v6e; 4 units x 256^2; 800 GB/s, 2 axes",
+        ),
+        Chip(
+            name="7x",
+            peak_flops=2307e12 / 2,
+            bandwidth=7380e9 / 2,
+            memory_bytes=192e9 / 2,
+            axis_bandwidth=100e9,
+            dcn_bandwidth=100e9 / 8 / 2,
+            clock_hz=2.2e9,
+            devices=2,
+            source="https://cloud.google.com/tpu/docs/tpu7x; 4 units x 256^2 a core; 1200 GB/s a "
+            "chip, 3 axes",
+        ),
+        Chip(
+            name="h100",
+            peak_flops=989e12,
+            bandwidth=3350e9,
+            memory_bytes=80e9,
+            axis_bandwidth=450e9,
+            dcn_bandwidth=400e9 / 8,
+            clock_hz=0,
+            devices=1,
+            source="https://www.nvidia.com/en-us/data-center/h100/ (SXM, dense)",
+        ),
+    )
+}
+"""By the name in front of a topology, such as v5e in v5e:4x4."""

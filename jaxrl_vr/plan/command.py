@@ -1,0 +1,92 @@
+"""`jaxrl-vr plan` as a command: what it prints, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxrl_vr.plan.chips import Chip
+from jaxrl_vr.plan.plan import plan, rl_stage
+from jaxrl_vr.plan.report import table
+from jaxrl_vr.plan.search import ranked, roofline_plan, with_choice
+from jaxrl_vr.plan.topology import chip_of, num_devices
+from jaxrl_vr.train.config import RunConfig
+
+NOTHING_FITS = 3
+"""Exit code where no plan fits its devices."""
+_SHOWN, _COMPILED = 10, 3
+
+
+def plan_command(
+    config: RunConfig,
+    topology: str,
+    num_slices: int,
+    stage: str | None,
+    *,
+    search: bool,
+    as_json: Path | None,
+) -> int:
+    """Plans, prints, and returns the exit code.
+
+    Raises:
+      ValueError: no such topology or stage, a mesh that does not fit, or no libtpu.
+    """
+    if num_slices < 1:
+        raise ValueError(f"--num-slices {num_slices}: give at least 1")
+    chip = chip_of(topology)
+    # Devices of this machine take no part.
+    jax.config.update("jax_platforms", "cpu")
+    plans = (
+        _searched(config, topology, num_slices, stage, chip)
+        if search
+        else [_planned(config, topology, num_slices, stage, chip)]
+    )
+    for found in plans:
+        print(table(found), end="\n\n")
+    if as_json is not None:
+        as_json.write_text(json.dumps(plans if search else plans[0], indent=1) + "\n", "utf-8")
+    return 0 if any(found["fits"] for found in plans) else NOTHING_FITS
+
+
+def _planned(
+    config: RunConfig, topology: str, num_slices: int, stage: str | None, chip: Chip
+) -> dict[str, Any]:
+    if chip.clock_hz == 0:
+        count = num_devices(topology, num_slices)
+        return roofline_plan(config, rl_stage(config, stage), chip, topology, count)
+    return plan(config, topology, num_slices=num_slices, stage=stage, say=_say)
+
+
+def _searched(
+    config: RunConfig, topology: str, num_slices: int, stage: str | None, chip: Chip
+) -> list[dict[str, Any]]:
+    """Plans of the best choices; their ranking is printed first."""
+    chosen = rl_stage(config, stage)
+    found = ranked(config, chosen, chip, num_devices(topology, num_slices))
+    print(f"{len(found)} layouts fit by formulas; the fastest, estimates of a step")
+    for choice, one in found[:_SHOWN]:
+        mesh = " ".join(f"{name}={size}" for name, size in choice.mesh.items()) or "one device"
+        print(
+            f"  {mesh:<34} rows {choice.rows:<5} remat {choice.remat:<6}"
+            f"{one.step_s:>9.1f} s, update {one.update_s:.1f} s ({one.bound}), "
+            f"rollout {one.rollout_s:.1f} s, {one.total_bytes / 1e9:.1f} GB"
+        )
+    print()
+    plans = []
+    for choice, _ in found[:_COMPILED]:
+        laid_out = with_choice(config, chosen, choice)
+        try:
+            plans.append(_planned(laid_out, topology, num_slices, stage, chip))
+        except Exception as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            _say(f"{choice.mesh}: does not fit when compiled: {str(error).splitlines()[0][:200]}")
+    return sorted(plans, key=lambda found: (not found["fits"], found["step"]["step_s"]))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

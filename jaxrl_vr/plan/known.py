@@ -1,0 +1,90 @@
+"""Sizes of well-known models, so that a run can be planned before its weights are fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jaxrl_vr.models import hf
+from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.train.config import PretrainedModel, RunConfig
+
+_QWEN2: dict[str, Any] = dict(
+    family="qwen2", head_dim=128, rope_theta=1e6, norm_eps=1e-6, max_length=32_768
+)
+_QWEN3: dict[str, Any] = dict(
+    family="qwen3", head_dim=128, rope_theta=1e6, norm_eps=1e-6, max_length=40_960
+)
+
+KNOWN = {
+    "Qwen/Qwen2.5-1.5B": Architecture(
+        **_QWEN2, vocab_size=151_936, width=1536, layers=28, heads=12, kv_heads=2, ffn=8960
+    ),
+    "Qwen/Qwen2.5-7B": Architecture(
+        **_QWEN2,
+        vocab_size=152_064,
+        width=3584,
+        layers=28,
+        heads=28,
+        kv_heads=4,
+        ffn=18_944,
+        tied=False,
+    ),
+    "Qwen/Qwen2.5-32B": Architecture(
+        **_QWEN2,
+        vocab_size=152_064,
+        width=5120,
+        layers=64,
+        heads=40,
+        kv_heads=8,
+        ffn=27_648,
+        tied=False,
+    ),
+    "Qwen/Qwen3-8B": Architecture(
+        **_QWEN3,
+        vocab_size=151_936,
+        width=4096,
+        layers=36,
+        heads=32,
+        kv_heads=8,
+        ffn=12_288,
+        tied=False,
+    ),
+    "meta-llama/Llama-3.1-8B": Architecture(
+        family="llama",
+        vocab_size=128_256,
+        width=4096,
+        layers=32,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        ffn=14_336,
+        tied=False,
+        rope_theta=5e5,
+        max_length=131_072,
+    ),
+}
+"""By their names on the hub, as their config.json has them."""
+
+
+def architecture(config: RunConfig) -> Architecture:
+    """Sizes of a run's model: from the config, its folder, or by its name.
+
+    Raises:
+      ValueError: neither a folder here nor a name we know.
+    """
+    section = config.model
+    if not isinstance(section, PretrainedModel):
+        vocab = section.vocab_size or config.tokenizer.build(None).vocab_size
+        return section.architecture(vocab)
+    if section.path in KNOWN and not Path(section.path).is_dir():
+        arch = KNOWN[section.path]
+    else:
+        arch = hf.architecture_from_config(hf.read_config(hf.locate(section.path)))
+    longest = section.max_length or arch.max_length
+    if longest > arch.max_length:
+        raise ValueError(
+            f"model.max_length = {longest} exceeds the model's own context of {arch.max_length}; "
+            "lower it"
+        )
+    return arch.model_copy(update={"max_length": longest})

@@ -1,0 +1,210 @@
+"""Memory and time of a run by formulas alone: for chips nobody compiles for, and to rank meshes.
+
+Parameters and moments are float32 and split over `fsdp` and `tensor`, the sampler's copy over
+`tensor`. Exchanges are added to the products, as if nothing ran beside them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.models.params import declare, is_param
+from jaxrl_vr.plan.chips import Chip
+from jaxrl_vr.plan.report import attention_flops, model_flops
+from jaxrl_vr.plan.steps import Rollouts
+
+# Of a chip's peak, in products of the size of training.
+_EFFICIENCY = 0.6
+_LOGITS_CHUNK = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How a run is laid over devices.
+
+    Attributes:
+      data, fsdp, context, tensor: sizes of the mesh.
+      rows: of a micro-batch, over all devices.
+      remat: "none" or "block".
+    """
+
+    data: int
+    fsdp: int
+    context: int
+    tensor: int
+    rows: int
+    remat: str
+
+    @property
+    def devices(self) -> int:
+        """Of the mesh."""
+        return self.data * self.fsdp * self.context * self.tensor
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """Its axes that split something."""
+        sizes = {n: getattr(self, n) for n in ("data", "fsdp", "context", "tensor")}
+        return {name: size for name, size in sizes.items() if size > 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What a choice takes, by formulas.
+
+    Attributes:
+      memory: bytes of a device by what they hold.
+      update_s: of a step's updates.
+      rollout_s: of a step's sampling, every completion at its limit.
+      bound: of the update: compute or network.
+    """
+
+    memory: Mapping[str, float]
+    update_s: float
+    rollout_s: float
+    bound: str
+
+    @property
+    def total_bytes(self) -> float:
+        """Of a device, at the worst moment."""
+        m = self.memory
+        state = m["parameters"] + m["optimizer"] + m["reference"] + m["sampler_weights"]
+        return state + max(m["gradients"] + m["activations"], m["kv_cache"])
+
+    @property
+    def step_s(self) -> float:
+        """Of a whole step."""
+        return self.update_s + self.rollout_s
+
+
+def estimate(
+    arch: Architecture,
+    rollouts: Rollouts,
+    choice: Choice,
+    chip: Chip,
+    *,
+    row_length: int,
+    slots: int,
+    itemsize: int,
+    has_reference: bool = False,
+) -> Estimate:
+    """Memory and time of a choice.
+
+    Args:
+      arch: of the model.
+      rollouts: of a step, one update on all of them.
+      choice: of mesh, micro-batch and remat.
+      chip: of the devices.
+      row_length: tokens of a packed row.
+      slots: of the sampler, over all devices.
+      itemsize: bytes of an activation.
+      has_reference: whether one more copy of the weights is kept.
+    """
+    N = num_params(arch)
+    split = choice.fsdp * choice.tensor
+    rows_a_device = choice.rows / (choice.data * choice.fsdp)
+    tokens = rows_a_device * row_length / choice.context
+    of_row = max(1, row_length // (rollouts.tokens // rollouts.count))
+    num_micro = math.ceil(math.ceil(rollouts.count / of_row) / choice.rows)
+    stream = tokens * arch.width * itemsize
+    of_layer = _layer_bytes(arch, tokens, choice.tensor, itemsize)
+    kept = arch.layers * (stream if choice.remat == "block" else of_layer)
+    gathered = 2 * itemsize * N / arch.layers / choice.tensor
+    logits = 3 * 4 * min(tokens, _LOGITS_CHUNK) * arch.vocab_size / choice.tensor
+    of_token = 2 * arch.layers * arch.kv_heads * arch.head_dim * itemsize
+    groups = choice.data * choice.fsdp
+    cached = slots * rollouts.new_tokens + -(-slots // rollouts.samples) * rollouts.prompt_tokens
+    cache = cached * of_token / groups / min(choice.tensor, arch.kv_heads)
+    view = itemsize * N / choice.tensor
+    memory = {
+        "parameters": 4 * N / split,
+        "optimizer": 8 * N / split,
+        "reference": 4 * N / split * has_reference,
+        "gradients": 4 * N / split,
+        "activations": kept + of_layer + gathered + logits,
+        "sampler_weights": view,
+        "kv_cache": cache,
+    }
+    rows = num_micro * choice.rows
+    flops = model_flops(N, arch, rows, row_length)
+    if choice.remat == "block":
+        flops += 2 * N * rows * row_length + attention_flops(arch, rows, row_length)
+    compute = flops / choice.devices / chip.peak_flops / _EFFICIENCY
+    network = num_micro * _exchange_s(arch, N, choice, chip, tokens, itemsize)
+    waves = math.ceil(rollouts.count / slots)
+    products = 2 * N * slots / groups / choice.tensor / chip.peak_flops
+    step = max((view + cache / 2) / chip.bandwidth, products)
+    step += (
+        4
+        * arch.layers
+        * slots
+        / groups
+        * arch.width
+        * itemsize
+        / chip.axis_bandwidth
+        * (choice.tensor > 1)
+    )
+    prefill = 2 * N * rollouts.prompts * rollouts.prompt_tokens / choice.devices
+    rollout = waves * rollouts.new_tokens * step + prefill / chip.peak_flops / _EFFICIENCY
+    return Estimate(
+        memory, compute + network, rollout, "network" if network > compute else "compute"
+    )
+
+
+def choices(
+    arch: Architecture, num_devices: int, rollouts: Rollouts, row_length: int
+) -> Iterator[Choice]:
+    """All that divide heads, rows and devices."""
+    sizes = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
+    for tensor, context, fsdp in itertools.product(sizes, sizes, sizes):
+        if num_devices % (tensor * context * fsdp) or arch.heads % tensor or arch.ffn % tensor:
+            continue
+        if arch.width % fsdp or row_length % (128 * context):
+            continue
+        data = num_devices // (tensor * context * fsdp)
+        of_row = max(1, row_length // (rollouts.tokens // rollouts.count))
+        most = max(1, math.ceil(rollouts.count / of_row))
+        rows = data * fsdp
+        while rows <= most:
+            for remat in ("none", "block"):
+                yield Choice(data, fsdp, context, tensor, rows, remat)
+            rows *= 2
+
+
+def num_params(arch: Architecture) -> int:
+    """Of a model."""
+    leaves: list[Any] = jax.tree.leaves(declare(arch), is_leaf=is_param)
+    return sum(math.prod(p.shape) for p in leaves)
+
+
+def _layer_bytes(arch: Architecture, tokens: float, tensor: int, itemsize: int) -> float:
+    """What the backward pass of a block wants of its forward pass."""
+    heads = arch.heads * arch.head_dim
+    kv = 2 * arch.kv_heads * arch.head_dim
+    return tokens * itemsize * (4 * arch.width + (3 * heads + 2 * kv + 4 * arch.ffn) / tensor)
+
+
+def _exchange_s(
+    arch: Architecture, N: int, choice: Choice, chip: Chip, tokens: float, itemsize: int
+) -> float:
+    """Of one micro-batch: weights gathered and gradients scattered, activations of `tensor`."""
+    passes = 3 if choice.remat == "block" else 2
+    moved = 0.0
+    if choice.fsdp > 1:
+        share = (choice.fsdp - 1) / choice.fsdp
+        moved += share * N / choice.tensor * (passes * itemsize + 4)
+    if choice.data > 1:
+        moved += 2 * 4 * N / choice.tensor / choice.fsdp
+    if choice.tensor > 1:
+        share = (choice.tensor - 1) / choice.tensor
+        moved += share * 2 * 2 * passes * arch.layers * tokens * arch.width * itemsize
+    if choice.context > 1:
+        kv = 2 * arch.kv_heads * arch.head_dim * itemsize
+        moved += passes * 2 * arch.layers * tokens * choice.context * kv / choice.tensor
+    return moved / chip.axis_bandwidth

@@ -1,0 +1,106 @@
+"""Meshes, micro-batches and remat ranked by formulas, and plans of chips that are not compiled."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.plan.chips import Chip
+from jaxrl_vr.plan.known import architecture
+from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
+from jaxrl_vr.plan.steps import Rollouts
+from jaxrl_vr.sharding import MeshConfig, axis_sizes
+from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.rl_stage import RlStage
+
+_HEADROOM = 0.9
+"""Of a chip's memory, that formulas may fill."""
+
+
+def ranked(
+    config: RunConfig, stage: RlStage, chip: Chip, num_devices: int
+) -> list[tuple[Choice, Estimate]]:
+    """Choices that fit by formulas, the fastest first."""
+    arch, rollouts, row_length = _sizes(config, stage)
+    found = [
+        (choice, _estimate(config, stage, choice, chip, arch, rollouts, row_length))
+        for choice in choices(arch, num_devices, rollouts, row_length)
+    ]
+    fitting = [one for one in found if one[1].total_bytes <= _HEADROOM * chip.memory_bytes]
+    return sorted(fitting, key=lambda one: one[1].step_s)
+
+
+def with_choice(config: RunConfig, stage: RlStage, choice: Choice) -> RunConfig:
+    """The config, laid out as chosen."""
+    mesh = MeshConfig(
+        data=choice.data, fsdp=choice.fsdp, context=choice.context, tensor=choice.tensor
+    )
+    model = config.model.model_copy(update={"remat": choice.remat})
+    micro = stage.micro.model_copy(update={"rows": choice.rows})
+    stages = tuple(
+        s.model_copy(update={"micro": micro}) if s.name == stage.name else s for s in config.stages
+    )
+    return config.model_copy(update={"mesh": mesh, "model": model, "stages": stages})
+
+
+def roofline_plan(
+    config: RunConfig, stage: RlStage, chip: Chip, topology: str, num_devices: int
+) -> dict[str, Any]:
+    """A plan by formulas alone, of the config as it is."""
+    arch, rollouts, row_length = _sizes(config, stage)
+    sizes = axis_sizes(config.mesh, num_devices)
+    choice = Choice(
+        sizes["data"],
+        sizes["fsdp"],
+        sizes["context"],
+        sizes["tensor"],
+        stage.micro.rows,
+        config.model.remat,
+    )
+    found = _estimate(config, stage, choice, chip, arch, rollouts, row_length)
+    fits = found.total_bytes <= chip.memory_bytes
+    over = found.total_bytes - chip.memory_bytes
+    return {
+        "plan": "roofline estimate, nothing was compiled",
+        "model": arch.family,
+        "topology": topology,
+        "devices": num_devices,
+        "mesh": choice.mesh,
+        "chip": dataclasses.asdict(chip),
+        "fits": fits,
+        "memory": {**found.memory, "total": found.total_bytes},
+        "step": {
+            "rollout_s": found.rollout_s,
+            "update_s": found.update_s,
+            "step_s": found.step_s,
+        },
+        "bound": found.bound,
+        "advice": [] if fits else [f"too large by {over / 1e9:.1f} GB a device, by formulas"],
+    }
+
+
+def _sizes(config: RunConfig, stage: RlStage) -> tuple[Architecture, Rollouts, int]:
+    arch = architecture(config)
+    return arch, Rollouts.of(stage, arch.max_length), stage.row_length(arch.max_length)
+
+
+def _estimate(
+    config: RunConfig,
+    stage: RlStage,
+    choice: Choice,
+    chip: Chip,
+    arch: Architecture,
+    rollouts: Rollouts,
+    row_length: int,
+) -> Estimate:
+    return estimate(
+        arch,
+        rollouts,
+        choice,
+        chip,
+        row_length=row_length,
+        slots=config.engine.slots,
+        itemsize=2 if config.model.dtype == "bfloat16" else 4,
+        has_reference=stage.has_reference,
+    )

@@ -1,0 +1,71 @@
+"""The devices of a topology, none of which is here; libtpu compiles for them on any machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+from typing import Any
+
+from jaxrl_vr.plan.chips import CHIPS, Chip
+
+NO_LIBTPU = 'libtpu is not installed: pip install "jax[tpu]"'
+_WITHOUT_MDS = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+}
+"""Keeps libtpu from asking a metadata server about the machine."""
+
+
+def has_libtpu() -> bool:
+    """Whether libtpu is installed."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def chip_of(topology: str) -> Chip:
+    """The chip of a topology such as v5e:4x4.
+
+    Raises:
+      ValueError: it is none, or of a chip we do not know.
+    """
+    found = re.fullmatch(r"([a-z0-9]+):(\d+(?:x\d+)*)", topology)
+    if found is None or found[1] not in CHIPS or 0 in _sizes(found[2]):
+        raise ValueError(
+            f"topology {topology!r}: give a chip and its shape, such as v5e:4x4 or v5p:2x2x2; "
+            f"the chips are {', '.join(CHIPS)}, a GPU's shape is its number, h100:8"
+        )
+    return CHIPS[found[1]]
+
+
+def num_devices(topology: str, num_slices: int = 1) -> int:
+    """What jax would call devices."""
+    chip = chip_of(topology)
+    return math.prod(_sizes(topology.split(":")[1])) * chip.devices * num_slices
+
+
+def devices(topology: str, num_slices: int = 1) -> list[Any]:
+    """The devices of a TPU topology.
+
+    Raises:
+      ValueError: libtpu does not know it, or is not installed.
+    """
+    chip_of(topology)
+    if not has_libtpu():
+        raise ValueError(NO_LIBTPU)
+    from jax.experimental import topologies
+
+    for name, value in _WITHOUT_MDS.items():
+        os.environ.setdefault(name, value)
+    more = {"num_slices": num_slices} if num_slices > 1 else {}
+    try:
+        found = topologies.get_topology_desc(topology, "tpu", **more)
+    except Exception as error:
+        reason = str(error).splitlines()[0][:300]
+        raise ValueError(f"topology {topology!r}: libtpu does not make it: {reason}") from None
+    return list(found.devices)
+
+
+def _sizes(shape: str) -> list[int]:
+    return [int(size) for size in shape.split("x")]

@@ -1,0 +1,210 @@
+"""What a plan says: of programs compiled for CPU devices, whose numbers can be checked, of chips by
+formulas, and through the command line."""
+
+import json
+
+import jax
+import pytest
+from inprocess import call
+
+from jaxrl_vr.config import load
+from jaxrl_vr.plan import plan as plan_module
+from jaxrl_vr.plan.chips import CHIPS
+from jaxrl_vr.plan.plan import plan
+from jaxrl_vr.plan.report import attention_flops, axes_of
+from jaxrl_vr.plan.roofline import Choice, num_params
+from jaxrl_vr.plan.search import ranked, with_choice
+from jaxrl_vr.plan.topology import chip_of, num_devices
+from jaxrl_vr.sharding import MeshConfig, make_mesh
+from jaxrl_vr.train.config import RunConfig
+
+CONFIG = """
+run_dir = "runs/planned"
+[mesh]
+data = 1
+fsdp = -1
+[model]
+type = "random"
+width = 256
+layers = 3
+heads = 4
+kv_heads = 2
+ffn = 512
+max_length = 128
+attention = "xla"
+[tokenizer]
+type = "char"
+alphabet = "0123456789+=>,"
+[engine]
+slots = 16
+steps_per_call = 4
+[[data]]
+name = "train"
+type = "arithmetic"
+digits = 1
+[[stages]]
+type = "rl"
+name = "rl"
+data = ["train"]
+steps = 2
+prompts = 4
+samples = 4
+max_prompt_tokens = 64
+sampling = { max_new_tokens = 64 }
+micro = { rows = 8 }
+optimizer = { type = "adamw", learning_rate = 1e-3 }
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path):
+    path = tmp_path / "planned.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Topologies whose devices are those of this process."""
+
+    def devices(topology, num_slices):
+        return jax.devices()[: num_devices(topology, num_slices)]
+
+    monkeypatch.setattr(plan_module, "devices", devices)
+
+
+def planned(path, topology, *overrides):
+    return plan(load(RunConfig, [path], overrides), topology)
+
+
+@pytest.mark.parametrize("remat, passes", [("none", 3), ("block", 4)])
+def test_products_are_those_of_the_formula(config_file, on_cpu, remat, passes):
+    found = planned(config_file, "v5e:1x1", f'model.remat="{remat}"')
+    config = load(RunConfig, [config_file], [])
+    arch = plan_module.planned_model(config).arch
+    rows, length = 16, 128
+    body = num_params(arch) - arch.vocab_size * arch.width
+    of_body = 2 * passes * body * rows * length
+    # Plain XLA makes all scores of a block; backward makes them anew, so five products for two.
+    pairs = 2 * attention_flops(arch, rows, length) * (1 + 2.5 + (passes == 4))
+    head = 4 * 2 * arch.vocab_size * arch.width * rows * length
+    # Nobody needs the last product of a block again.
+    spared = 2 * arch.layers * arch.ffn * arch.width * rows * length * (passes == 4)
+    expected = of_body + pairs + head - spared
+    assert found["programs"]["update"]["flops"] == pytest.approx(expected, rel=0.05)
+    # And the field's formula, which counts neither of what is made twice.
+    assert found["step"]["update_flops_over_model"] < {"none": 1.15, "block": 1.4}[remat]
+
+
+def test_memory_is_that_of_the_arrays(config_file, on_cpu):
+    one, split = (planned(config_file, topology) for topology in ("v5e:1x1", "v5e:2x2"))
+    arch = plan_module.planned_model(load(RunConfig, [config_file], [])).arch
+    weights = 4 * num_params(arch)
+    assert one["memory"]["parameters"] == weights
+    assert one["memory"]["optimizer"] == pytest.approx(2 * weights, abs=8)
+    assert one["memory"]["sampler_weights"] == weights
+    # 16 slots and 4 prompts, each in a page of 64 on this platform, in blocks of 32 pages as there
+    # is room for pages of 128; and what slots know.
+    of_token = 2 * arch.layers * arch.kv_heads * arch.head_dim * 4
+    assert one["memory"]["kv_cache"] == pytest.approx(2 * 32 * 64 * of_token, rel=0.02)
+    assert split["memory"]["parameters"] == pytest.approx(weights / 4, rel=0.01)
+    assert split["memory"]["sampler_weights"] == weights
+    exchanged = {(e["kind"], e["axes"]) for e in split["programs"]["update"]["exchanges"]}
+    assert ("all-gather", "fsdp") in exchanged
+    assert split["fits"] and split["advice"] == []
+
+
+def test_a_plan_says_how_long_and_what_bounds_it(config_file, on_cpu):
+    found = planned(config_file, "v5e:2x2")
+    step, decode = found["step"], found["programs"]["decode"]
+    assert step["sampled_tokens"] == 4 * 4 * 64
+    assert decode["memory_s"] == pytest.approx(
+        4 * (found["memory"]["sampler_weights"] + found["memory"]["kv_cache"]) / 819e9
+    )
+    assert step["rollout_s"] >= 64 / 4 * decode["seconds"]
+    assert step["step_s"] == pytest.approx(
+        step["rollout_s"] + step["update_s"] + step["weight_sync_s"]
+    )
+    assert json.loads(json.dumps(found)) == found
+
+
+# By formulas
+
+
+def test_a_gpu_is_planned_by_formulas(config_file, capsys):
+    text = call(capsys, "plan", config_file, "--topology", "h100:8")
+    assert "on h100:8 (fsdp = 8): fits" in text
+    assert "roofline estimate, nothing was compiled" in text
+
+
+def test_what_does_not_fit_ends_with_3_and_says_by_how_much(config_file, capsys, tmp_path):
+    large = ["model.width=16384", "model.heads=128", "model.layers=96", "model.ffn=53248"]
+    out = tmp_path / "plan.json"
+    args = "plan", config_file, *large, "--topology", "h100:8", "--json", out
+    text = call(capsys, *args, code=3)
+    assert "DOES NOT FIT" in text and "too large by" in text
+    assert json.loads(out.read_text())["fits"] is False
+
+
+def test_choices_are_ranked_and_all_of_them_work(config_file):
+    config = load(RunConfig, [config_file], [])
+    stage = plan_module.rl_stage(config, None)
+    found = ranked(config, stage, CHIPS["v5e"], 8)
+    times = [one.step_s for _, one in found]
+    assert times == sorted(times) and len(found) > 10
+    assert {choice.devices for choice, _ in found} == {8}
+    for choice, _ in found[:3]:
+        laid_out = with_choice(config, stage, choice)
+        make_mesh(laid_out.mesh, jax.devices())
+        assert laid_out.model.remat == choice.remat
+        assert plan_module.rl_stage(laid_out, None).micro.rows == choice.rows
+
+
+def test_a_large_model_is_split(config_file):
+    large = ["model.width=8192", "model.heads=64", "model.layers=64", "model.ffn=28672"]
+    config = load(RunConfig, [config_file], large)
+    stage = plan_module.rl_stage(config, None)
+    found = ranked(config, stage, CHIPS["v5p"], 64)
+    assert found and all(choice.fsdp * choice.tensor >= 16 for choice, _ in found)
+    assert Choice(2, 2, 1, 2, 8, "none").mesh == {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+# What is asked wrongly
+
+
+@pytest.mark.parametrize(
+    "topology, message",
+    [
+        ("v9:2x2", "give a chip and its shape, such as v5e:4x4"),
+        ("v5e", "give a chip and its shape"),
+        ("v5e:0x4", "give a chip and its shape"),
+        ("v5e:2x-2", "give a chip and its shape"),
+    ],
+)
+def test_no_topology(topology, message):
+    with pytest.raises(ValueError, match=message):
+        chip_of(topology)
+
+
+def test_a_mesh_that_does_not_divide_the_devices(config_file, capsys):
+    args = "plan", config_file, "mesh.fsdp=3", "mesh.data=1", "--topology", "h100:8"
+    assert "mesh: fsdp 3 = 3 is not the 8 devices" in call(capsys, *args, code=2)
+
+
+def test_a_stage_that_is_not_there(config_file, capsys):
+    args = "plan", config_file, "--topology", "h100:8", "--stage", "sft"
+    assert "the config's are: rl" in call(capsys, *args, code=2)
+
+
+def test_without_libtpu_it_says_how_to_get_it(config_file, capsys, monkeypatch):
+    monkeypatch.setattr("jaxrl_vr.plan.topology.has_libtpu", lambda: False)
+    text = call(capsys, "plan", config_file, "--topology", "v5e:2x2", code=2)
+    assert 'libtpu is not installed: pip install "jax[tpu]"' in text
+
+
+def test_axes_of_a_group_of_devices():
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), jax.devices())
+    assert axes_of((0, 1), mesh) == "tensor"
+    assert axes_of((0, 2), mesh) == "fsdp"
+    assert axes_of((1, 3, 5, 7), mesh) == "data+fsdp"
+    assert axes_of((), mesh) == "all"
