@@ -8,6 +8,7 @@ os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402  (reads JAX_PLATFORMS when it is imported)
+import pytest  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -17,3 +18,10 @@ hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs():
+    """A module's programs go with it: those of the whole suite are gigabytes in each process."""
+    yield
+    jax.clear_caches()

@@ -224,7 +224,7 @@ def _too_large(
     memory = {**dict.fromkeys(("gradients", "activations", "kv_cache"), 0), **found["memory"]}
     memory["while_updating"] = memory["gradients"] + memory["activations"]
     memory["while_sampling"] = memory["kv_cache"]
-    total = max(memory["total"], chip.memory_bytes)
+    total = int(max(memory["total"], chip.memory_bytes))
     return {
         **found,
         "plan": "sizes by formulas: the compiler found that a program does not fit",
