@@ -24,8 +24,7 @@ from jaxrl_vr.plan.report import (
 )
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
-from jaxrl_vr.plan.topology import chip_of, devices
-from jaxrl_vr.sharding import make_mesh
+from jaxrl_vr.plan.topology import chip_of, devices, mesh_of
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.rl_stage import RlStage
 
@@ -58,7 +57,7 @@ def plan(
     chip = chip_of(topology)
     found = rl_stage(config, stage)
     model = planned_model(config)
-    mesh = make_mesh(config.mesh, devices(topology, num_slices))
+    mesh = mesh_of(config.mesh, devices(topology, num_slices), num_slices)
     try:
         return planned(config, found, model, mesh, chip, topology, say)
     except jax.errors.JaxRuntimeError as error:

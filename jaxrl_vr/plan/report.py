@@ -145,12 +145,18 @@ def axes_of(devices: Sequence[int], mesh: jax.sharding.Mesh) -> str:
 
 
 def _seconds(one: Collective, chip: Chip, mesh: jax.sharding.Mesh) -> float:
-    """Of one collective: its bytes over a ring of the devices, both ways round."""
-    n = len(one.devices) if one.devices else mesh.size
+    """Of one collective: its bytes over a ring of the devices, both ways round.
+
+    Between slices each device has its share of the hosts' network.
+    """
+    group = one.devices or range(mesh.size)
+    n = len(group)
     if n == 1:
         return 0.0
     twice = 2 if one.kind == "all-reduce" else 1
-    return twice * one.bytes * (n - 1) / n / chip.axis_bandwidth
+    slices = {getattr(mesh.devices.flat[d], "slice_index", 0) for d in group}
+    bandwidth = chip.axis_bandwidth if len(slices) == 1 else chip.dcn_bandwidth
+    return twice * one.bytes * (n - 1) / n / bandwidth
 
 
 def local_bytes(tree: Any) -> int:

@@ -6,9 +6,15 @@ import importlib.util
 import math
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
+import jax
+import numpy as np
+from jax.sharding import AxisType
+
 from jaxrl_vr.plan.chips import CHIPS, Chip
+from jaxrl_vr.sharding import MESH_AXES, MeshConfig, axis_sizes, make_mesh
 
 NO_LIBTPU = 'libtpu is not installed: pip install "jax[tpu]"'
 _WITHOUT_MDS = {
@@ -65,6 +71,25 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
         reason = str(error).splitlines()[0][:300]
         raise ValueError(f"topology {topology!r}: libtpu does not make it: {reason}") from None
     return list(found.devices)
+
+
+def mesh_of(config: MeshConfig, found: Sequence[Any], num_slices: int) -> jax.sharding.Mesh:
+    """The mesh of a config over devices; slices split `data`, whose exchanges are the fewest.
+
+    Raises:
+      ValueError: the axes do not make up the devices, or `data` does not split over the slices.
+    """
+    if num_slices == 1:
+        return make_mesh(config, found)
+    sizes = axis_sizes(config, len(found))
+    if sizes["data"] % num_slices:
+        raise ValueError(
+            f"mesh.data = {sizes['data']} with {num_slices} slices: only data goes over the "
+            f"network between slices; set mesh.data to a multiple of {num_slices}"
+        )
+    by_slice = sorted(found, key=lambda device: device.slice_index)
+    devices = np.array(by_slice).reshape(tuple(sizes.values()))
+    return jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def _sizes(shape: str) -> list[int]:

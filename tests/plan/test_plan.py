@@ -2,10 +2,12 @@
 formulas, and through the command line."""
 
 import json
+import re
 
 import jax
 import pytest
 from inprocess import call
+from runs import ROOT
 
 from jaxrl_vr.config import load
 from jaxrl_vr.plan import plan as plan_module
@@ -14,7 +16,7 @@ from jaxrl_vr.plan.plan import plan
 from jaxrl_vr.plan.report import attention_flops, axes_of
 from jaxrl_vr.plan.roofline import Choice, num_params
 from jaxrl_vr.plan.search import ranked, with_choice
-from jaxrl_vr.plan.topology import chip_of, num_devices
+from jaxrl_vr.plan.topology import chip_of, mesh_of, num_devices
 from jaxrl_vr.sharding import MeshConfig, make_mesh
 from jaxrl_vr.train.config import RunConfig
 
@@ -202,9 +204,33 @@ def test_without_libtpu_it_says_how_to_get_it(config_file, capsys, monkeypatch):
     assert 'libtpu is not installed: pip install "jax[tpu]"' in text
 
 
+class Device:
+    """A device of a slice."""
+
+    def __init__(self, id, slice_index):
+        self.id, self.slice_index = id, slice_index
+
+
+def test_slices_split_data_and_nothing_else():
+    found = [Device(i, i % 2) for i in range(8)]
+    with pytest.raises(ValueError, match="mesh.data = 1 with 2 slices"):
+        mesh_of(MeshConfig(data=1, fsdp=8), found, 2)
+
+
 def test_axes_of_a_group_of_devices():
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), jax.devices())
     assert axes_of((0, 1), mesh) == "tensor"
     assert axes_of((0, 2), mesh) == "fsdp"
     assert axes_of((1, 3, 5, 7), mesh) == "data+fsdp"
     assert axes_of((), mesh) == "all"
+
+
+# The plans that are shipped
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "gpu").glob("*.toml")), ids=str)
+def test_the_plan_beside_a_gpu_config_is_what_is_printed(path, capsys):
+    topology = re.search(r"--topology (\S+)`", path.read_text())[1]
+    text = call(capsys, "plan", path, "--topology", topology)
+    assert text == (path.parent / f"{path.stem}.plan.txt").read_text()
+    assert "): fits" in text
