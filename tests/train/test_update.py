@@ -118,10 +118,10 @@ def learner_on(mesh, objective=PPO_CLIP, transform=None):
 
 def found_on(mesh, batch, objective=PPO_CLIP, **numbers):
     """Loss, gradient and metrics of a whole batch."""
-    placed = learner_on(mesh).place(batch)
+    placed, params = learner_on(mesh).place(batch), params_on(mesh)
     numbers = NUMBERS | numbers
     with jax.set_mesh(mesh):
-        found = GRADIENTS(params_on(mesh), placed, numbers, loss=loss_of(objective))
+        found = GRADIENTS(params, placed, numbers, loss=loss_of(objective))
     return jax.device_get(found)
 
 
@@ -202,6 +202,7 @@ MESHES = {
     "data": (dict(data=8), SHAPE),
     "fsdp": (dict(fsdp=8), SHAPE),
     "tensor_data": (dict(tensor=2, data=4), Shape(24, 4)),
+    "context_data": (dict(context=4, data=2), Shape(24, 4)),
     "mixture": (dict(data=1, fsdp=2, context=2, tensor=2), Shape(24, 4)),
 }
 
@@ -210,6 +211,34 @@ MESHES = {
 def test_sharding_does_not_matter(sizes, shape):
     batch = batch_of(ROLLOUTS, shape)
     assert_same(found_on(mesh_of(8, **sizes), batch), baseline(), batch)
+
+
+def thirty_updates(mesh, shape):
+    """Losses and weights of thirty updates on the same rollouts."""
+    learner, state = learner_on(mesh), state_on(mesh)
+    batch = learner.place(batch_of(ROLLOUTS, shape))
+    losses = []
+    for _ in range(30):
+        state, metrics = learner.update(state, batch, NUMBERS, Rates(1e-3, 1.0))
+        losses.append(metrics["loss/total"].sum)
+    return jax.device_get((losses, state.trainable))
+
+
+@functools.cache
+def thirty_on_one():
+    return thirty_updates(mesh_of(), SHAPE)
+
+
+@pytest.mark.parametrize("sizes, shape", MESHES.values(), ids=MESHES.keys())
+def test_thirty_updates_end_at_the_same_weights(sizes, shape):
+    losses, weights = thirty_updates(mesh_of(8, **sizes), shape)
+    expected_losses, expected = thirty_on_one()
+    batch = batch_of(ROLLOUTS, SHAPE)
+    scale = np.sum(np.abs(batch.weight * batch.adv))
+    assert abs(expected_losses[0] - expected_losses[-1]) > 0.01 * scale
+    np.testing.assert_allclose(losses, expected_losses, atol=1e-5 * scale, rtol=0)
+    moved = norm(jax.tree.map(np.subtract, expected, host_params()))
+    assert norm(jax.tree.map(np.subtract, weights, expected)) < 1e-3 * moved
 
 
 @pytest.mark.parametrize("sizes, shape", MESHES.values(), ids=MESHES.keys())
