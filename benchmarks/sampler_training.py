@@ -72,9 +72,9 @@ class Recorded(SlotEngine):
         self._asked = tuple(requests)
         super().submit(self._asked)
 
-    def free(self) -> None:
+    def free(self, with_weights: bool = False) -> None:
         """A phase ends, if anything was decoded in it."""
-        super().free()
+        super().free(with_weights)
         seconds = time.perf_counter() - self._began
         now = self.counters.decode_steps, self.counters.sampled_tokens
         steps, tokens = (n - b for n, b in zip(now, self._before, strict=True))

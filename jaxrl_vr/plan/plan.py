@@ -204,7 +204,7 @@ def planned(
             "update_mfu": useful / (update_s * chip.peak_flops * mesh.size),
             "update_flops_over_model": programs["update"].flops * updates * mesh.size / useful,
         },
-        "advice": [] if fits else _advice(config, stage, total, chip, memory),
+        "advice": [] if fits else _advice(config, stage, total, chip, memory, mesh),
     }
 
 
@@ -228,7 +228,7 @@ def _too_large(
         **found,
         "plan": "sizes by formulas: the compiler found that a program does not fit",
         "fits": False,
-        "advice": [reason, *_advice(config, stage, total, chip, memory)[1:]],
+        "advice": [reason, *_advice(config, stage, total, chip, memory, mesh)[1:]],
     }
 
 
@@ -260,7 +260,7 @@ def _memory(
         "sampler_temporaries": in_rollout,
         **(
             moments := {
-                "while_updating": state + max(batch, 0) + in_update + view,
+                "while_updating": state + max(batch, 0) + in_update,
                 "while_sampling": state + view + cache + in_rollout,
                 "while_syncing": state + view + in_sync,
             }
@@ -270,7 +270,12 @@ def _memory(
 
 
 def _advice(
-    config: RunConfig, stage: RlStage, total: int, chip: Chip, memory: dict[str, int]
+    config: RunConfig,
+    stage: RlStage,
+    total: int,
+    chip: Chip,
+    memory: dict[str, int],
+    mesh: jax.sharding.Mesh,
 ) -> list[str]:
     """By how much it is too large, and what would make it smaller."""
     over = total - chip.memory_bytes
@@ -282,8 +287,9 @@ def _advice(
     if memory["while_updating"] >= memory["while_sampling"]:
         if config.model.remat == "none":
             lines.append('set model.remat = "block": activations of one layer at a time')
-        if stage.micro.rows > 1 and memory["activations"] > over / 2:
-            lines.append(f"lower stages.{stage.name}.micro.rows from {stage.micro.rows}")
+        rows = stage.micro.rows
+        if rows > mesh.shape["data"] * mesh.shape["fsdp"] and memory["activations"] > over / 2:
+            lines.append(f"lower stages.{stage.name}.micro.rows from {rows}")
         if state > chip.memory_bytes / 2:
             times = 2 ** math.ceil(math.log2(state / (chip.memory_bytes / 2)))
             lines.append(

@@ -27,8 +27,11 @@ class Engine(Protocol):
         """New weights; what is in progress goes on under them."""
         ...
 
-    def free(self) -> None:
-        """Gives memory back until the next request; nothing that is in progress is lost."""
+    def free(self, with_weights: bool = False) -> None:
+        """Gives memory back until the next request; nothing that is in progress is lost.
+
+        Without its weights it samples only after the next `set_params`.
+        """
         ...
 
     @property

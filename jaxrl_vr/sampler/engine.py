@@ -148,10 +148,16 @@ class SlotEngine:
             self._launch()
         return done
 
-    def free(self) -> None:
-        """Gives the cache's memory back until the next request; what is cached is forgotten."""
+    def free(self, with_weights: bool = False) -> None:
+        """Gives the cache's memory back until the next request; what is cached is forgotten.
+
+        Args:
+          with_weights: the weights' memory too, until `set_params`.
+        """
         self._restart()
         self._state = None
+        if with_weights:
+            self._view = None
 
     def _land(self, flight: _Flight) -> list[Rollout]:
         """Takes over what a chunk emitted; requests that left their slot meanwhile get none."""
@@ -203,6 +209,8 @@ class SlotEngine:
 
     def _launch(self) -> None:
         """Fills slots, prefills, and starts a chunk of decode steps without waiting for it."""
+        if self._view is None:
+            raise RuntimeError("step: the engine's weights were freed; call set_params first")
         self._resize()
         self._grow()
         self._place()

@@ -48,7 +48,7 @@ class UniformEngine:
         self._version = version
         self._scheduler.pause_all()
 
-    def free(self) -> None:
+    def free(self, with_weights: bool = False) -> None:
         """It holds nothing."""
 
     def step(self) -> list[Rollout]:

@@ -67,7 +67,7 @@ def evaluate(ctx: Context, task: Task, params: Any, stage: str, step: int | None
             decode=ctx.decode,
             progress=progress,
         )
-        engine.free()
+        engine.free(with_weights=True)
         tokens = sum(len(r.token_ids) for g in groups for r in g.rollouts)
         ctx.phases.tokens("eval", tokens)
     ctx.pool.metrics()  # of a training step are only its own

@@ -174,7 +174,7 @@ class GroupSampler:
                 progress=progress,
                 is_over=is_over,
             )
-            engine.free()  # the update needs the memory
+            engine.free(with_weights=True)  # the update needs the memory
             ctx.phases.tokens("rollout", engine.num_sampled - before)
         return found
 

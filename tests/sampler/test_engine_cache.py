@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import (
+    assert_equals_slow,
     engine_of,
     letters,
     on_mesh,
@@ -155,6 +156,8 @@ def test_the_cache_is_written_in_place(thin, make_request, axes):
 
 
 def test_nothing_is_held_once_it_is_freed(small, make_request, drain, engine):
+    requests = [make_request(i, limit=30, stop_ids=()) for i in range(5)]
+    drain(engine, requests)  # now the cache is as large as they need
     keys = (engine._sizes.pages, small.model.arch.kv_heads, small.model.arch.head_dim, 64)
 
     def num_caches():
@@ -162,7 +165,7 @@ def test_nothing_is_held_once_it_is_freed(small, make_request, drain, engine):
 
     engine.free()
     before = num_caches()
-    engine.submit([make_request(i, limit=30, stop_ids=()) for i in range(5)])
+    engine.submit(requests)
     engine.step()
     assert num_caches() > before
     engine.abort(range(5))
@@ -184,3 +187,15 @@ def test_requests_that_come_one_by_one_find_as_much_room(thin, make_request, one
         engine.step()
     assert [len(engine._decoding) for engine in engines] == [4, 4]
     assert engines[0]._sizes == engines[1]._sizes
+
+
+def test_freed_weights_come_back_with_the_next_ones(small, one_device, make_request, drain):
+    engine = engine_of(small, one_device)
+    request = make_request(0, prompt(0, 9), limit=12, stop_ids=())
+    assert_equals_slow(drain(engine, [request])[0], small.slow(request))
+    engine.free(with_weights=True)
+    engine.submit([request])
+    with pytest.raises(RuntimeError, match="weights were freed; call set_params first"):
+        engine.step()
+    engine.set_params(small.params, 1)
+    assert_equals_slow(drain(engine, [])[0], small.slow(request))
