@@ -372,12 +372,21 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(size) for size in text.split(",") if size)
 
 
-def _along(mesh: str, axes: str) -> tuple[int, ...]:
+def _ordered(shape: str, turned: str | None) -> np.ndarray:
+    """Numbers of devices in the order that a shape and a permutation of its axes give."""
+    devices = np.arange(math.prod(_sizes(shape))).reshape(_sizes(shape))
+    return (devices.transpose(_sizes(turned)) if turned else devices).reshape(-1)
+
+
+def _along(
+    mesh: str, axes: str, shape: str | None = None, turned: str | None = None
+) -> tuple[int, ...]:
     """Devices along axes of a mesh written 'a'=2,'b'=4, from the first on; 'b':(2)2 is a part of b:
     its places of 2, behind an outer 2."""
     sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh)}
     parts = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", axes)
-    devices = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+    ordered = _ordered(shape or str(math.prod(sizes.values())), turned)
+    devices = ordered.reshape(tuple(sizes.values()))
     index: list[Any] = []
     for name, size in sizes.items():
         places = [0]
@@ -397,12 +406,14 @@ def _devices(line: str) -> tuple[int, ...]:
         return _sizes(listed[1])
     made = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", line)
     if made:
-        devices = np.arange(math.prod(_sizes(made[3]))).reshape(_sizes(made[3]))
-        if made[4]:
-            devices = devices.transpose(_sizes(made[4]))
+        devices = _ordered(made[3], made[4])
         return tuple(devices.reshape(int(made[1]), int(made[2]))[0].tolist())
-    named = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", line)
+    named = re.search(
+        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))?"
+        r" \{([^}]*)\}",
+        line,
+    )
     if named:
-        return _along(named[1], named[2])
+        return _along(named[1], named[4], named[2], named[3])
     pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", line)
     return (int(pairs[1]), int(pairs[2])) if pairs else ()

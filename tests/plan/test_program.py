@@ -127,6 +127,8 @@ def test_products_of_a_window_that_is_padded():
         ("mesh['axis_0'=2,'axis_1'=4] {'axis_0'}", (0, 4)),
         ("mesh['axis_0'=2,'axis_1'=4] {'axis_0','axis_1':(1)2}", (0, 2, 4, 6)),
         ("mesh['axis_0'=2,'axis_1'=4] {'axis_1':(2)2}", (0, 1)),
+        ("mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_0'}", (0, 1, 2, 3)),
+        ("mesh['axis_0'=4,'axis_1'=2], device_ids=([2,4]T(1,0)) {'axis_1'}", (0, 4)),
     ],
 )
 def test_groups_of_devices(groups, devices):
