@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 
-from jaxrl_vr.models.params import is_param
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.chips import Chip
 from jaxrl_vr.plan.known import architecture
@@ -22,6 +21,7 @@ from jaxrl_vr.plan.report import (
     local_bytes,
     model_flops,
 )
+from jaxrl_vr.plan.roofline import num_params
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, mesh_of
@@ -70,11 +70,17 @@ def rl_stage(config: RunConfig, name: str | None) -> RlStage:
     """The stage that is planned.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is none, or it has what a plan does not count.
     """
     stages = [s for s in config.stages if isinstance(s, RlStage)]
     for stage in stages:
         if name in (None, stage.name):
+            if stage.critic is not None or stage.teacher is not None:
+                what = "critic" if stage.critic is not None else "teacher"
+                raise ValueError(
+                    f"stages.{stage.name} has a {what}, whose memory and time a plan does not "
+                    "count yet; plan a stage without it"
+                )
             return stage
     named = ", ".join(s.name for s in stages) or "none"
     raise ValueError(
@@ -108,12 +114,11 @@ def planned(
     rows = micro * lowered.shape.rows
     length = lowered.shape.row_length
 
-    def of(name: str, make: Callable[[], Any], kernel_flops: float, must_read: float) -> Compiled:
-        say(f"compiling {name}")
-        one = make().compile()
-        program = Program(one.as_text() or "", trips=lambda _: lowered.sizes.steps, branch=_longest)
-        memory = one.memory_analysis()
-        arguments = program, memory, chip, mesh
+    steps = lowered.sizes.steps
+
+    def of(program: Any, kernel_flops: float, must_read: float) -> Compiled:
+        text = Program(program.as_text() or "", trips=lambda _: steps, branch=_longest)
+        arguments = text, program.memory_analysis(), chip, mesh
         return compiled(*arguments, kernel_flops=kernel_flops, must_read=must_read)
 
     say("compiling weight sync")
@@ -124,51 +129,42 @@ def planned(
         sync.out_info,
         made.output_shardings,
     )
-    cache = lowered.cache(view)
-    view_bytes, cache_bytes = local_bytes(view), local_bytes(cache)
+    view_bytes, cache_bytes = local_bytes(view), local_bytes(lowered.cache(view))
     parts = lowered.sizes.parts
     # Backward is twice forward, and a block is computed again where it is not kept.
     passes = 4 if model.remat == "block" else 3
     attention = passes * attention_flops(arch, rows, length) / mesh.size
     if model.attention == "xla":
         attention = 0.0
+    say("compiling update")
+    update = of(lowered.update().compile(), attention, 3 * weights)
+    say("compiling prefill")
+    prefill = of(lowered.prefill(view).compile(), 0.0, view_bytes)
+    say("compiling decode")
+    decode = of(lowered.decode(view).compile(), 0.0, steps * (view_bytes + cache_bytes))
     programs = {
-        "update": of("update", lowered.update, attention, 3 * weights),
-        "prefill": of("prefill", lambda: lowered.prefill(view), 0.0, view_bytes),
-        "decode": of("decode", lambda: lowered.decode(view), 0.0, view_bytes + cache_bytes),
+        "update": update,
+        "prefill": prefill,
+        "decode": decode,
+        "weight_sync": of(made, 0.0, weights + view_bytes),
     }
-    per_step = lowered.sizes.steps
-    decode = dataclasses.replace(
-        programs["decode"],
-        memory_s=(view_bytes + cache_bytes) / chip.bandwidth * per_step,
-    )
-    programs["decode"] = decode
-    sync_text = Program(made.as_text() or "", trips=lambda _: 1, branch=_longest)
-    programs["weight_sync"] = compiled(
-        sync_text,
-        made.memory_analysis(),
-        chip,
-        mesh,
-        kernel_flops=0.0,
-        must_read=weights + view_bytes,
-    )
     memory = _memory(lowered, programs, weights, view_bytes, cache_bytes)
     waves = -(-rollouts.count // lowered.sizes.slots)
-    rollout_s = waves * rollouts.new_tokens / per_step * decode.seconds
+    rollout_s = waves * rollouts.new_tokens / steps * decode.seconds
     width = lowered.sizes.prefill_tokens
     prefills = -(-rollouts.prompts * rollouts.prompt_tokens // (width * parts))
     rollout_s += prefills * programs["prefill"].seconds
     updates = stage.updates_at(0) * stage.epochs
     update_s = updates * programs["update"].seconds
     step_s = rollout_s + update_s + programs["weight_sync"].seconds
-    num_params = sum(math.prod(p.shape) for p in jax.tree.leaves(model.declare(), is_leaf=is_param))
-    useful = model_flops(num_params, arch, rows, length) * updates
+    N = num_params(arch)
+    useful = model_flops(N, arch, rows, length) * updates
     total = memory["total"]
     fits = total <= chip.memory_bytes
     generated = rollouts.count * rollouts.new_tokens
     return {
         "plan": "compiled",
-        "model": f"{arch.family} of {num_params / 1e9:.2f} billion parameters",
+        "model": f"{arch.family} of {N / 1e9:.2f} billion parameters",
         "topology": topology,
         "devices": mesh.size,
         "mesh": {name: size for name, size in mesh.shape.items() if size > 1},
@@ -250,7 +246,7 @@ def _memory(
     batch = programs["update"].argument_bytes - state
     return {
         "parameters": weights,
-        "reference_and_teacher": frozen,
+        "reference": frozen,
         "optimizer": optimizer,
         "gradients": gradients,
         "activations": max(in_update - gradients, 0),

@@ -19,6 +19,7 @@ from jaxrl_vr.models.params import declare, is_param
 from jaxrl_vr.plan.chips import Chip
 from jaxrl_vr.plan.report import attention_flops, model_flops
 from jaxrl_vr.plan.steps import Rollouts
+from jaxrl_vr.rollout.batch import Shape
 
 # Of a chip's peak, in products of the size of training.
 _EFFICIENCY = 0.6
@@ -110,8 +111,7 @@ def estimate(
     split = choice.fsdp * choice.tensor
     rows_a_device = choice.rows / (choice.data * choice.fsdp)
     tokens = rows_a_device * row_length / choice.context
-    of_row = max(1, row_length // (rollouts.tokens // rollouts.count))
-    num_micro = math.ceil(math.ceil(rollouts.count / of_row) / choice.rows)
+    num_micro = rollouts.num_micro(Shape(row_length, choice.rows))
     stream = tokens * arch.width * itemsize
     of_layer = _layer_bytes(arch, tokens, choice.tensor, itemsize)
     kept = arch.layers * (stream if choice.remat == "block" else of_layer)
@@ -168,10 +168,8 @@ def choices(
         if arch.width % fsdp or row_length % (128 * context):
             continue
         data = num_devices // (tensor * context * fsdp)
-        of_row = max(1, row_length // (rollouts.tokens // rollouts.count))
-        most = max(1, math.ceil(rollouts.count / of_row))
         rows = data * fsdp
-        while rows <= most:
+        while rows <= rollouts.num_rows(row_length):
             for remat in ("none", "block"):
                 yield Choice(data, fsdp, context, tensor, rows, remat)
             rows *= 2

@@ -62,6 +62,15 @@ class Rollouts:
         """That an update sees."""
         return self.count * (self.prompt_tokens + self.new_tokens)
 
+    def num_rows(self, row_length: int, updates: int = 1) -> int:
+        """Packed rows of each of a step's updates."""
+        of_row = max(1, row_length // (self.prompt_tokens + self.new_tokens))
+        return math.ceil(math.ceil(self.count / updates) / of_row)
+
+    def num_micro(self, shape: Shape, updates: int = 1) -> int:
+        """Micro-batches of each of a step's updates."""
+        return math.ceil(self.num_rows(shape.row_length, updates) / shape.rows)
+
 
 class Lowered:
     """What a run does in an RL stage, lowered for a mesh.
@@ -92,9 +101,8 @@ class Lowered:
     @property
     def num_micro(self) -> int:
         """Micro-batches of an optimizer step, with completions at their limits."""
-        rollouts = -(-self.rollouts.count // self._stage.updates_at(0))
-        of_row = max(1, self.shape.row_length // (self.rollouts.tokens // self.rollouts.count))
-        return 1 << (math.ceil(math.ceil(rollouts / of_row) / self.shape.rows) - 1).bit_length()
+        num_micro = self.rollouts.num_micro(self.shape, self._stage.updates_at(0))
+        return 1 << (num_micro - 1).bit_length()  # as batches are built: of few sizes
 
     def update(self) -> Any:
         """One optimizer step."""
@@ -176,7 +184,7 @@ def full_plan(sizes: Sizes, rollouts: Rollouts, max_length: int) -> tuple[np.nda
         for slot in range(of_part):
             part.add(slot, _request(rollouts, slot), rollouts.new_tokens, rollouts.samples > 1)
     rows = [list(range(of_part))] * sizes.parts
-    last = rollouts.prompt_tokens + rollouts.new_tokens - sizes.steps
+    last = rollouts.prompt_tokens + max(0, rollouts.new_tokens - sizes.steps)
     positions = {(d, slot): last for d in range(sizes.parts) for slot in range(of_part)}
     plan = decode_plan(parts, rows, positions, of_part, sizes.steps, max_length, sizes.item_pages)
     return np.arange(sizes.slots, dtype=np.int32), plan

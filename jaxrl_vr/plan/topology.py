@@ -67,7 +67,7 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
     more = {"num_slices": num_slices} if num_slices > 1 else {}
     try:
         found = topologies.get_topology_desc(topology, "tpu", **more)
-    except Exception as error:
+    except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:300]
         raise ValueError(f"topology {topology!r}: libtpu does not make it: {reason}") from None
     return list(found.devices)

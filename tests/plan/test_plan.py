@@ -198,6 +198,12 @@ def test_a_stage_that_is_not_there(config_file, capsys):
     assert "the config's are: rl" in call(capsys, *args, code=2)
 
 
+def test_a_critic_is_not_counted_and_said(config_file, capsys):
+    ppo = ROOT / "configs" / "presets" / "ppo.toml"
+    text = call(capsys, "plan", config_file, ppo, "--topology", "h100:8", code=2)
+    assert "stages.rl has a critic, whose memory and time a plan does not count yet" in text
+
+
 def test_without_libtpu_it_says_how_to_get_it(config_file, capsys, monkeypatch):
     monkeypatch.setattr("jaxrl_vr.plan.topology.has_libtpu", lambda: False)
     text = call(capsys, "plan", config_file, "--topology", "v5e:2x2", code=2)
