@@ -75,6 +75,8 @@ def _searched(
             f"{one.step_s:>9.1f} s, update {one.update_s:.1f} s ({one.bound}), "
             f"rollout {one.rollout_s:.1f} s, {one.total_bytes / 1e9:.1f} GB"
         )
+    if not found:
+        print("none fits: use more or larger devices, lower engine.slots, or a smaller model")
     print()
     plans = [
         _planned(with_choice(config, chosen, choice), topology, num_slices, stage, chip)

@@ -77,8 +77,10 @@ def architecture(config: RunConfig) -> Architecture:
     if not isinstance(section, PretrainedModel):
         vocab = section.vocab_size or config.tokenizer.build(None).vocab_size
         return section.architecture(vocab)
-    if section.path in KNOWN and not Path(section.path).is_dir():
-        arch = KNOWN[section.path]
+    # Tuned models of these names have the sizes of their base.
+    name = section.path.removesuffix("-Instruct")
+    if name in KNOWN and not Path(section.path).is_dir():
+        arch = KNOWN[name]
     else:
         arch = hf.architecture_from_config(hf.read_config(hf.locate(section.path)))
     longest = section.max_length or arch.max_length

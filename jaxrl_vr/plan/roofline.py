@@ -175,6 +175,20 @@ def choices(
             rows *= 2
 
 
+def check_heads(arch: Architecture, tensor: int) -> None:
+    """Refuses a mesh that leaves heads whole.
+
+    Raises:
+      ValueError: `tensor` does not divide the query heads.
+    """
+    if arch.heads % tensor:
+        works = math.gcd(arch.heads, tensor)
+        raise ValueError(
+            f"mesh.tensor = {tensor} does not divide the model's {arch.heads} query heads; "
+            f"mesh.tensor = {works} works"
+        )
+
+
 def num_params(arch: Architecture) -> int:
     """Of a model."""
     leaves: list[Any] = jax.tree.leaves(declare(arch), is_leaf=is_param)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from jax.sharding import AbstractMesh
+
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.plan.chips import Chip
 from jaxrl_vr.plan.known import architecture
-from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
+from jaxrl_vr.plan.roofline import Choice, Estimate, check_heads, choices, estimate
 from jaxrl_vr.plan.steps import Rollouts
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
+from jaxrl_vr.train.check import check_sizes
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.rl_stage import RlStage
 
@@ -50,6 +53,8 @@ def roofline_plan(
     """A plan by formulas alone, of the config as it is."""
     arch, rollouts, row_length = _sizes(config, stage)
     sizes = axis_sizes(config.mesh, num_devices)
+    check_heads(arch, sizes["tensor"])
+    check_sizes(config, arch.max_length, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
     choice = Choice(
         sizes["data"],
         sizes["fsdp"],

@@ -14,7 +14,9 @@ from jaxrl_vr.train.stages import DpoStage, SftStage, TrainStage
 from jaxrl_vr.verifiers.pool import Pool
 
 
-def check_sizes(config: RunConfig, context: int, mesh: jax.sharding.Mesh) -> None:
+def check_sizes(
+    config: RunConfig, context: int, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+) -> None:
     """Raises ValueError if a stage or task could fail on its sizes at some later step.
 
     Args:
@@ -139,7 +141,7 @@ def _check_room(where: str, new: int, context: int) -> None:
         )
 
 
-def _check_rows(stage: TrainStage, mesh: jax.sharding.Mesh) -> None:
+def _check_rows(stage: TrainStage, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> None:
     split = mesh.shape["data"] * mesh.shape["fsdp"]
     if stage.micro.rows % split:
         raise ValueError(

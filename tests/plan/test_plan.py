@@ -193,6 +193,18 @@ def test_a_mesh_that_does_not_divide_the_devices(config_file, capsys):
     assert "mesh: fsdp 3 = 3 is not the 8 devices" in call(capsys, *args, code=2)
 
 
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (["mesh.tensor=8", "mesh.data=1"], "mesh.tensor = 8 does not divide the model's 4 query"),
+        (["stages.rl.micro.rows=7"], "micro.rows = 7"),
+    ],
+)
+def test_a_mesh_that_divides_neither_heads_nor_rows(config_file, capsys, overrides, message):
+    args = "plan", config_file, *overrides, "--topology", "h100:8"
+    assert message in call(capsys, *args, code=2)
+
+
 def test_a_stage_that_is_not_there(config_file, capsys):
     args = "plan", config_file, "--topology", "h100:8", "--stage", "sft"
     assert "the config's are: rl" in call(capsys, *args, code=2)
