@@ -38,12 +38,13 @@ from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.chips import CHIPS
 from jaxrl_vr.plan.known import KNOWN
 from jaxrl_vr.plan.program import Program, memory_of
-from jaxrl_vr.plan.steps import Rollouts, full_plan
+from jaxrl_vr.plan.steps import full_plan
 from jaxrl_vr.plan.topology import NO_LIBTPU, devices, has_libtpu
 from jaxrl_vr.sampler.programs import Programs
 from jaxrl_vr.sampler.sizes import EngineConfig, Sizes, cache_sizes
 from jaxrl_vr.sampler.token import padded_vocabulary
 from jaxrl_vr.sharding import SAMPLE_RULES, MeshConfig, make_mesh, sharding_of
+from jaxrl_vr.train.limits import Rollouts
 
 PROMPTS, SAMPLES = 8, 8
 PROMPT_TOKENS, OWN_TOKENS = 256, 1792

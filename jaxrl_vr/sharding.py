@@ -7,6 +7,7 @@ axes those are split over. Not here: which axes a parameter has (models.params).
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -256,3 +257,20 @@ def to_host(tree: Any) -> Any:
         return np.asarray(x)
 
     return jax.tree.map(one, tree)
+
+
+def device_memory(mesh: Mesh) -> int:
+    """Bytes of a device's memory; of the machine's, divided by its devices, on CPU."""
+    device = mesh.devices.flat[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats and "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return machine // mesh.devices.size
+
+
+def local_bytes(tree: Any) -> int:
+    """Of one device, of arrays or their shapes with shardings."""
+    return sum(
+        math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree)
+    )

@@ -14,11 +14,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_vr.arrays import check, pytree_dataclass
 
 # Finite, so that a query that sees nothing (padding) gives a mean and not NaN.
 MASKED = -1e30
+ATTENDED = "attended"
+"""Name of what the backward pass needs of attention, for those who choose what is kept for it."""
 _NO_QUERY, _NO_KEY = -1, -2
 
 
@@ -161,7 +164,8 @@ def _forward(
 def _attend_forward(
     q: jax.Array, k: jax.Array, v: jax.Array, places: _Places, size: tuple[int, int]
 ) -> tuple[jax.Array, tuple[Any, ...]]:
-    out, logsumexp = _forward(q, k, v, places, size)
+    found = _forward(q, k, v, places, size)
+    out, logsumexp = (checkpoint_name(a, ATTENDED) for a in found)
     return out, (q, k, v, places, out, logsumexp)
 
 

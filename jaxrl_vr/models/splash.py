@@ -17,7 +17,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 )
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as splash_mask
 
-from jaxrl_vr.models.blockwise import causal_with_sums
+from jaxrl_vr.models.blockwise import ATTENDED, causal_with_sums
 
 _LANES = 128
 _LARGEST_BLOCK = 512
@@ -66,6 +66,7 @@ def splash(
         head_shards=1,
         q_seq_shards=parts,
         save_residuals=with_sums,
+        residual_checkpoint_name=ATTENDED,
         interpret=interpret,
     )
 

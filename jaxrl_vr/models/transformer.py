@@ -20,13 +20,14 @@ import numpy as np
 from jaxrl_vr.arrays import check
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.attention import Backend, attention
+from jaxrl_vr.models.blockwise import ATTENDED
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages, empty_pages
 from jaxrl_vr.models.params import Params, declare
 from jaxrl_vr.models.quantized import product, quantized_layer
 from jaxrl_vr.models.serve import decode_attention, extend_attention
 from jaxrl_vr.sharding import SAMPLE_RULES, constrain
 
-Remat = Literal["none", "block"]
+Remat = Literal["none", "minimal", "block"]
 Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 # Axes of the residual stream. Said in the learner's pass because, left alone with parameters that
@@ -97,8 +98,9 @@ class Transformer:
     Attributes:
       arch: sizes and family.
       dtype: compute dtype of blocks and head; log-probs are float32 whatever it is.
-      remat: "block" keeps only each block's input for the backward pass and computes the rest
-        again: about a third more time for L times less memory.
+      remat: what the backward pass computes again of each block: "block" all from its input, for
+        about a third more products and L times less memory; "minimal" all but products and
+        attention.
       attention: what the learner's pass attends with.
     """
 
@@ -143,8 +145,7 @@ class Transformer:
             x = block(self.arch, self._cast(weights), x, rotary, attend)
             return constrain(x, _STREAM), None
 
-        if self.remat == "block":
-            step = jax.checkpoint(step)
+        step = _rematerialised(step, self.remat)
         # Whole rows of the table first: a lookup in one split over `fsdp` replicates its result.
         table = constrain(params["embed"].astype(self.dtype), ("vocab", None))
         x = constrain(table[tokens], _STREAM)
@@ -284,6 +285,19 @@ class Transformer:
 
     def _cast(self, weights: Any) -> Any:
         return jax.tree.map(lambda w: w.astype(self.dtype), weights)
+
+
+def _rematerialised(step: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+    """The step of a layer, of which the backward pass keeps what `remat` says."""
+    if remat == "none":
+        return step
+    policies = jax.checkpoint_policies
+    policy = policies.nothing_saveable
+    if remat == "minimal":
+        policy = policies.save_from_both_policies(
+            policies.dots_with_no_batch_dims_saveable, policies.save_only_these_names(ATTENDED)
+        )
+    return jax.checkpoint(step, policy=policy)
 
 
 def block(

@@ -18,15 +18,16 @@ from jaxrl_vr.plan.report import (
     Compiled,
     attention_flops,
     compiled,
-    local_bytes,
     model_flops,
 )
 from jaxrl_vr.plan.roofline import check_heads, num_params
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, mesh_of
+from jaxrl_vr.sharding import local_bytes
 from jaxrl_vr.train.check import check_sizes
 from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.micro import NoRowFits, is_out_of_memory
 from jaxrl_vr.train.rl_stage import RlStage
 
 Say = Callable[[str], None]
@@ -64,8 +65,10 @@ def plan(
     try:
         return planned(config, found, model, mesh, chip, topology, say)
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        if not is_out_of_memory(error):
             raise
+        return _too_large(config, found, chip, topology, mesh, str(error))
+    except NoRowFits as error:
         return _too_large(config, found, chip, topology, mesh, str(error))
 
 
@@ -110,7 +113,7 @@ def planned(
     say: Say,
 ) -> dict[str, Any]:
     """The plan of one mesh."""
-    lowered = Lowered(config, stage, model, mesh)
+    lowered = Lowered(config, stage, model, mesh, int(chip.memory_bytes), say)
     rollouts, micro = lowered.rollouts, lowered.num_micro
     arch = model.arch
     weights = local_bytes(lowered.params)
@@ -203,7 +206,9 @@ def planned(
             "update_mfu": useful / (update_s * chip.peak_flops * mesh.size),
             "update_flops_over_model": programs["update"].flops * updates * mesh.size / useful,
         },
-        "advice": [] if fits else _advice(config, stage, total, chip, memory, mesh),
+        "advice": []
+        if fits
+        else _advice(config, stage, lowered.shape.rows, total, chip, memory, mesh),
     }
 
 
@@ -223,11 +228,12 @@ def _too_large(
     memory["while_updating"] = memory["gradients"] + memory["activations"]
     memory["while_sampling"] = memory["kv_cache"]
     total = int(max(memory["total"], chip.memory_bytes))
+    rows = 1 if stage.micro.rows == "auto" else stage.micro.rows
     return {
         **found,
         "plan": "sizes by formulas: the compiler found that a program does not fit",
         "fits": False,
-        "advice": [reason, *_advice(config, stage, total, chip, memory, mesh)[1:]],
+        "advice": [reason, *_advice(config, stage, rows, total, chip, memory, mesh)[1:]],
     }
 
 
@@ -271,6 +277,7 @@ def _memory(
 def _advice(
     config: RunConfig,
     stage: RlStage,
+    rows: int,
     total: int,
     chip: Chip,
     memory: dict[str, int],
@@ -285,8 +292,9 @@ def _advice(
     state = memory["parameters"] + memory["optimizer"] + memory["gradients"]
     if memory["while_updating"] >= memory["while_sampling"]:
         if config.model.remat == "none":
+            lines.append('set model.remat = "minimal": no more than products are kept of a layer')
+        if config.model.remat != "block":
             lines.append('set model.remat = "block": activations of one layer at a time')
-        rows = stage.micro.rows
         if rows > mesh.shape["data"] * mesh.shape["fsdp"] and memory["activations"] > over / 2:
             lines.append(f"lower stages.{stage.name}.micro.rows from {rows}")
         if state > chip.memory_bytes / 2:

@@ -7,7 +7,6 @@ at most.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,13 +156,6 @@ def _seconds(one: Collective, chip: Chip, mesh: jax.sharding.Mesh) -> float:
     slices = {getattr(mesh.devices.flat[d], "slice_index", 0) for d in group}
     bandwidth = chip.axis_bandwidth if len(slices) == 1 else chip.dcn_bandwidth
     return twice * one.bytes * (n - 1) / n / bandwidth
-
-
-def local_bytes(tree: Any) -> int:
-    """Of one device, of arrays' shapes with shardings."""
-    return sum(
-        math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree)
-    )
 
 
 def attention_flops(arch: Architecture, rows: float, length: int) -> float:

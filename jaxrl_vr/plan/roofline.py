@@ -10,16 +10,17 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import declare, is_param
+from jaxrl_vr.models.transformer import Remat
 from jaxrl_vr.plan.chips import Chip
 from jaxrl_vr.plan.report import attention_flops, model_flops
-from jaxrl_vr.plan.steps import Rollouts
 from jaxrl_vr.rollout.batch import Shape
+from jaxrl_vr.train.limits import Rollouts
 
 # Of a chip's peak, in products of the size of training.
 _EFFICIENCY = 0.6
@@ -33,7 +34,7 @@ class Choice:
     Attributes:
       data, fsdp, context, tensor: sizes of the mesh.
       rows: of a micro-batch, over all devices.
-      remat: "none" or "block".
+      remat: "none", "minimal" or "block".
     """
 
     data: int
@@ -41,7 +42,7 @@ class Choice:
     context: int
     tensor: int
     rows: int
-    remat: str
+    remat: Remat
 
     @property
     def devices(self) -> int:
@@ -113,8 +114,15 @@ def estimate(
     tokens = rows_a_device * row_length / choice.context
     num_micro = rollouts.num_micro(Shape(row_length, choice.rows))
     stream = tokens * arch.width * itemsize
-    of_layer = _layer_bytes(arch, tokens, choice.tensor, itemsize)
-    kept = arch.layers * (stream if choice.remat == "block" else of_layer)
+    of_layer = tokens * itemsize * _layer_width(arch, choice.tensor)
+    kept = (
+        arch.layers
+        * {
+            "none": of_layer,
+            "minimal": tokens * itemsize * _kept_width(arch, choice.tensor),
+            "block": stream,
+        }[choice.remat]
+    )
     gathered = 2 * itemsize * N / arch.layers / choice.tensor
     logits = 3 * 4 * min(tokens, _LOGITS_CHUNK) * arch.vocab_size / choice.tensor
     of_token = 2 * arch.layers * arch.kv_heads * arch.head_dim * itemsize
@@ -170,7 +178,7 @@ def choices(
         data = num_devices // (tensor * context * fsdp)
         rows = data * fsdp
         while rows <= rollouts.num_rows(row_length):
-            for remat in ("none", "block"):
+            for remat in get_args(Remat):
                 yield Choice(data, fsdp, context, tensor, rows, remat)
             rows *= 2
 
@@ -195,11 +203,18 @@ def num_params(arch: Architecture) -> int:
     return sum(math.prod(p.shape) for p in leaves)
 
 
-def _layer_bytes(arch: Architecture, tokens: float, tensor: int, itemsize: int) -> float:
-    """What the backward pass of a block wants of its forward pass."""
+def _layer_width(arch: Architecture, tensor: int) -> float:
+    """Numbers a token that the backward pass of a block wants of its forward pass."""
     heads = arch.heads * arch.head_dim
     kv = 2 * arch.kv_heads * arch.head_dim
-    return tokens * itemsize * (4 * arch.width + (3 * heads + 2 * kv + 4 * arch.ffn) / tensor)
+    return 4 * arch.width + (3 * heads + 2 * kv + 4 * arch.ffn) / tensor
+
+
+def _kept_width(arch: Architecture, tensor: int) -> float:
+    """Of these, the block's input, the products and attention."""
+    heads = arch.heads * arch.head_dim
+    kv = 2 * arch.kv_heads * arch.head_dim
+    return 3 * arch.width + (2 * heads + kv + 2 * arch.ffn) / tensor
 
 
 def _exchange_s(

@@ -11,10 +11,10 @@ from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.plan.chips import Chip
 from jaxrl_vr.plan.known import architecture
 from jaxrl_vr.plan.roofline import Choice, Estimate, check_heads, choices, estimate
-from jaxrl_vr.plan.steps import Rollouts
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
 from jaxrl_vr.train.check import check_sizes
 from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.limits import Rollouts
 from jaxrl_vr.train.rl_stage import RlStage
 
 _HEADROOM = 0.9
@@ -60,10 +60,16 @@ def roofline_plan(
         sizes["fsdp"],
         sizes["context"],
         sizes["tensor"],
-        stage.micro.rows,
-        config.model.remat,
+        rows=sizes["data"] * sizes["fsdp"] if stage.micro.rows == "auto" else stage.micro.rows,
+        remat=config.model.remat,
     )
     found = _estimate(config, stage, choice, chip, arch, rollouts, row_length)
+    while stage.micro.rows == "auto" and choice.rows < rollouts.num_rows(row_length):
+        larger = dataclasses.replace(choice, rows=2 * choice.rows)
+        estimate_of_larger = _estimate(config, stage, larger, chip, arch, rollouts, row_length)
+        if estimate_of_larger.total_bytes > _HEADROOM * chip.memory_bytes:
+            break
+        choice, found = larger, estimate_of_larger
     fits = found.total_bytes <= chip.memory_bytes
     over = found.total_bytes - chip.memory_bytes
     return {

@@ -6,10 +6,11 @@ M micro-batches, b rows of a micro-batch, T tokens of a row, B sequences.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_vr.arrays import pytree_dataclass
@@ -38,6 +39,9 @@ class Batch:
     selected: jax.Array | None  # [M, b, T] bool, tokens that the objective treats apart; None: none
     temperature: jax.Array  # [M, b, T] float32
     version: jax.Array  # [M, b, T] int32, version of the weights that sampled the token
+
+
+_OPTIONAL = "ref_logp", "old_value", "returns", "imitation", "selected"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,6 +188,27 @@ def build(
         temperature=packed(each("temperature"), np.float32, 1),
         version=packed(each("version"), np.int32),
     )
+
+
+def abstract_batch(num_micro: int, shape: Shape, optional: Collection[str] = ()) -> Batch:
+    """Shapes of an optimizer step's arrays.
+
+    Args:
+      num_micro: M.
+      shape: of a micro-batch.
+      optional: names of the optional arrays that are there.
+    """
+    dtypes = dict.fromkeys(("tokens", "positions", "segment_ids", "version"), jnp.int32)
+    dtypes |= dict.fromkeys(("mask", "selected"), jnp.bool_)
+    always = {f.name for f in dataclasses.fields(Batch)} - set(_OPTIONAL)
+
+    def array(name: str) -> Any:
+        if name not in always and name not in optional:
+            return None
+        size = num_micro, shape.rows, shape.row_length
+        return jax.ShapeDtypeStruct(size, dtypes.get(name, jnp.float32))
+
+    return Batch(**{f.name: array(f.name) for f in dataclasses.fields(Batch)})
 
 
 def unpack(array: np.ndarray, lengths: Sequence[int], shape: Shape) -> list[np.ndarray]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Sequence
 from typing import Literal
 
@@ -16,7 +15,7 @@ from jaxrl_vr.models.paged import Pages
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler.page_pool import PagePool
 from jaxrl_vr.sampler.residents import Residents, shared_prompts
-from jaxrl_vr.sharding import SAMPLE_RULES, entry
+from jaxrl_vr.sharding import SAMPLE_RULES, device_memory, entry
 from jaxrl_vr.types import Request
 
 # Pages of a block, over which attention goes in one step on CPU.
@@ -117,7 +116,7 @@ def cache_sizes(
     if config.cache_tokens:
         pages = -(-config.cache_tokens // (parts * page_tokens))
     else:
-        room = _memory(mesh) * _MEMORY_SHARE / (page_tokens * _token_bytes(token, mesh))
+        room = device_memory(mesh) * _MEMORY_SHARE / (page_tokens * _token_bytes(token, mesh))
         largest = max((most_pages(page_tokens, r) for r in requests), default=1)
         pages = max(largest, min(_few(_room_for(requests, slots, page_tokens)), int(room)))
     block = min(_BLOCK_PAGES, pages) if is_cpu else pages
@@ -213,13 +212,3 @@ def _item_pages(token: Pages, page_tokens: int, mesh: jax.sharding.Mesh) -> int:
     """Pages of an item: so many that its bytes outweigh the start of a step."""
     of_layer = page_tokens * _token_bytes(token, mesh) / len(token.k)
     return max(1, min(_ITEM_PAGES, int(_ITEM_BYTES / of_layer)))
-
-
-def _memory(mesh: jax.sharding.Mesh) -> int:
-    """Bytes of a device's memory; of the machine's, divided by its devices, on CPU."""
-    device = mesh.devices.flat[0]
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats and "bytes_limit" in stats:
-        return int(stats["bytes_limit"])
-    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return machine // mesh.devices.size

@@ -6,7 +6,7 @@ import math
 
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.rl_stage import RlStage
-from jaxrl_vr.train.stages import DpoStage, SftStage
+from jaxrl_vr.train.stages import DpoStage, SftStage, TrainStage
 
 
 def arithmetic(config: RunConfig) -> str:
@@ -57,13 +57,22 @@ def _rl(config: RunConfig, stage: RlStage) -> str:
         return "\n".join(lines)
     tokens = rollouts * (prompt + new)
     per_row = max(1, row // (prompt + new))
-    micro = math.ceil(math.ceil(rollouts / per_row) / stage.micro.rows)
     lines += [
         f"  tokens per step        at most {rollouts} x ({prompt} + {new}) = {tokens}",
-        f"  micro-batch            {stage.micro.rows} rows x {row} tokens",
-        f"  micro-batches          at most {micro} per step (shorter answers pack into fewer)",
+        *_micro(stage, math.ceil(rollouts / per_row), row, " (shorter answers pack into fewer)"),
     ]
     return "\n".join(lines)
+
+
+def _micro(stage: TrainStage, num_rows: int, row: int, behind: str = "") -> list[str]:
+    """How a step's rows are cut."""
+    if stage.micro.rows == "auto":
+        return [f"  micro-batch            as many rows as the memory holds, x {row} tokens"]
+    micro = math.ceil(num_rows / stage.micro.rows)
+    return [
+        f"  micro-batch            {stage.micro.rows} rows x {row} tokens",
+        f"  micro-batches          at most {micro} per step{behind}",
+    ]
 
 
 def _updates(stage: RlStage) -> str:
@@ -84,8 +93,5 @@ def _supervised(config: RunConfig, stage: SftStage | DpoStage, what: str, togeth
         longest *= together
         row = stage.micro.row_length or longest
         lines.append(f"  tokens per step        at most {stage.batch} x {longest}")
-        lines.append(f"  micro-batch            {stage.micro.rows} rows x {row} tokens")
-        per_row = max(1, row // longest)
-        micro = math.ceil(math.ceil(stage.batch / per_row) / stage.micro.rows)
-        lines.append(f"  micro-batches          at most {micro} per step")
+        lines += _micro(stage, math.ceil(stage.batch / max(1, row // longest)), row)
     return "\n".join(lines)

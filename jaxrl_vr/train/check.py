@@ -143,7 +143,7 @@ def _check_room(where: str, new: int, context: int) -> None:
 
 def _check_rows(stage: TrainStage, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> None:
     split = mesh.shape["data"] * mesh.shape["fsdp"]
-    if stage.micro.rows % split:
+    if stage.micro.rows != "auto" and stage.micro.rows % split:
         raise ValueError(
             f"stages.{stage.name}.micro.rows = {stage.micro.rows} cannot be split over "
             f"data x fsdp = {split} devices; use {-(-stage.micro.rows // split) * split}"

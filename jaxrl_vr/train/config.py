@@ -70,7 +70,8 @@ class RandomModel(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype; weights and log-probs are float32. bfloat16 on accelerators."""
     remat: Remat = "none"
-    """"block" computes each block again in the backward pass: less memory, a third more time."""
+    """What the backward pass computes again of each block: "none", "minimal" (norms, rotations and
+    other cheap steps), "block" (everything: least memory, a third more products)."""
     attention: Literal["auto", "xla", "splash"] = "auto"
     """Of the learner: "splash" runs TPU kernels, "xla" anywhere; "auto" goes by the platform."""
 
@@ -109,7 +110,8 @@ class PretrainedModel(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype; weights and log-probs are float32. bfloat16 on accelerators."""
     remat: Remat = "none"
-    """"block" computes each block again in the backward pass: less memory, a third more time."""
+    """What the backward pass computes again of each block: "none", "minimal" (norms, rotations and
+    other cheap steps), "block" (everything: least memory, a third more products)."""
     attention: Literal["auto", "xla", "splash"] = "auto"
     """Of the learner: "splash" runs TPU kernels, "xla" anywhere; "auto" goes by the platform."""
 

@@ -17,10 +17,10 @@ from jaxrl_vr.sharding import to_host
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation
 from jaxrl_vr.train.loop import Cursor, run_stage, starting_weights, take
-from jaxrl_vr.train.objectives import preferences
+from jaxrl_vr.train.policy import learner_of, stage_shape
 from jaxrl_vr.train.stages import DpoStage
 from jaxrl_vr.train.state import TrainState
-from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
+from jaxrl_vr.train.update import Learner, Rates
 from jaxrl_vr.train.weights import SequenceMean
 
 _PAIR = 2  # sequences of a row that belong together
@@ -30,13 +30,8 @@ def run_dpo(ctx: Context, stage: DpoStage) -> tuple[object, list[Evaluation]]:
     """Runs the stage; returns the final parameters and its evaluations."""
     mixture = ctx.mixtures.pairs(stage)
     ctx.report_dropped(stage.name, mixture.dropped, stage.longest(ctx.model.max_length))
-    shape = Shape(stage.row_length(ctx.model.max_length), stage.micro.rows)
-    learner = Learner(
-        policy_loss(ctx.model, preferences),
-        policy_score(ctx.model),
-        stage.optimizer.transform(ctx.model.declare()),
-        ctx.mesh,
-    )
+    learner = learner_of(stage, ctx.model, ctx.mesh)
+    shape = stage_shape(ctx, stage, learner)
 
     def advance(
         state: TrainState, step: int, cursor: Cursor, metrics: Accumulator

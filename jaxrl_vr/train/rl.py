@@ -16,8 +16,7 @@ from jaxrl_vr.losses.value import explained_variance
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.metrics.rollouts import RolloutLog
 from jaxrl_vr.models.params import Params
-from jaxrl_vr.models.transformer import Transformer
-from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build, unpack
+from jaxrl_vr.rollout.batch import Batch, Trajectory, build, unpack
 from jaxrl_vr.rollout.groups import (
     Samples,
     completions,
@@ -34,12 +33,13 @@ from jaxrl_vr.train.critic import critic_learner, critic_state
 from jaxrl_vr.train.evaluate import Evaluation
 from jaxrl_vr.train.imitation import averaged, marked, mixed_in
 from jaxrl_vr.train.loop import Cursor, run_stage, starting_weights, take
-from jaxrl_vr.train.objectives import Dpo, policy_objective
+from jaxrl_vr.train.objectives import Dpo
+from jaxrl_vr.train.policy import learner_of, stage_shape
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.sampling import GroupSampler, few, is_mixed
 from jaxrl_vr.train.selection import with_selected, with_top_entropy
 from jaxrl_vr.train.state import TrainState
-from jaxrl_vr.train.update import Learner, Rates, Scorer, policy_loss, policy_score
+from jaxrl_vr.train.update import Rates, Scorer, policy_score
 from jaxrl_vr.train.watch import Watch
 from jaxrl_vr.types import Group, Mean, Metrics
 
@@ -83,13 +83,6 @@ def run_rl(ctx: Context, stage: RlStage) -> tuple[object, list[Evaluation]]:
     )
 
 
-def policy_learner(stage: RlStage, model: Transformer, mesh: jax.sharding.Mesh) -> Learner:
-    """The compiled update of a stage's policy."""
-    objective = policy_objective(stage.objective, stage.kl, stage.entropy_bonus, stage.offpolicy)
-    transform = stage.optimizer.transform(model.declare())
-    return Learner(policy_loss(model, objective), policy_score(model), transform, mesh)
-
-
 def check_finite(where: str, reward: np.ndarray, adv: np.ndarray) -> None:
     """Refuses advantages that overflowed: each update with them would be skipped."""
     if not np.isfinite(adv).all():
@@ -106,12 +99,11 @@ class _Steps:
         self._ctx = ctx
         self._stage = stage
         self._sampler = sampler
-        self._shape = Shape(stage.row_length(ctx.model.max_length), stage.micro.rows)
         self._texts = None if stage.lm_mix is None else ctx.mixtures.texts(stage)
-        self._learner = policy_learner(stage, ctx.model, ctx.mesh)
-        self._teacher = None
-        if stage.teacher is not None:
-            self._teacher = Scorer(policy_score(ctx.teacher_model(stage.teacher)), ctx.mesh)
+        self._learner = learner_of(stage, ctx.model, ctx.mesh)
+        teacher = None if stage.teacher is None else ctx.teacher_model(stage.teacher)
+        self._shape = stage_shape(ctx, stage, self._learner, teacher)
+        self._teacher = None if teacher is None else Scorer(policy_score(teacher), ctx.mesh)
         self._critic = None
         if stage.critic is not None:
             self._critic = critic_learner(stage.critic, ctx.model, ctx.mesh)

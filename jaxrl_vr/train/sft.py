@@ -6,14 +6,14 @@ import jax
 import numpy as np
 
 from jaxrl_vr.metrics.accumulate import Accumulator
-from jaxrl_vr.rollout.batch import Shape, Trajectory, build
+from jaxrl_vr.rollout.batch import Trajectory, build
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation
 from jaxrl_vr.train.loop import Cursor, run_stage, take
-from jaxrl_vr.train.objectives import supervised
+from jaxrl_vr.train.policy import learner_of, stage_shape
 from jaxrl_vr.train.stages import SftStage
 from jaxrl_vr.train.state import TrainState
-from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
+from jaxrl_vr.train.update import Rates
 
 
 def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
@@ -21,13 +21,8 @@ def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
     max_tokens = stage.longest(ctx.model.max_length)
     mixture = ctx.mixtures.demonstrations(stage)
     ctx.report_dropped(stage.name, mixture.dropped, max_tokens)
-    shape = Shape(stage.micro.row_length or max_tokens, stage.micro.rows)
-    learner = Learner(
-        policy_loss(ctx.model, supervised),
-        policy_score(ctx.model),
-        stage.optimizer.transform(ctx.model.declare()),
-        ctx.mesh,
-    )
+    learner = learner_of(stage, ctx.model, ctx.mesh)
+    shape = stage_shape(ctx, stage, learner)
 
     def advance(
         state: TrainState, step: int, cursor: Cursor, metrics: Accumulator

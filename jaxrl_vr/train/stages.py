@@ -134,8 +134,9 @@ class Task(Config):
 class Micro(Config):
     """How an optimizer step is cut into micro-batches."""
 
-    rows: PositiveInt = 8
-    """Rows of a micro-batch, over all devices; lower it when memory runs out."""
+    rows: PositiveInt | Literal["auto"] = 8
+    """Rows of a micro-batch, over all devices; "auto" compiles updates until it knows how many the
+    memory holds."""
     row_length: PositiveInt | None = None
     """Tokens of a row, into which sequences are packed; None is the longest sequence possible."""
 
@@ -200,6 +201,10 @@ class SftStage(TrainStage):
     def longest(self, context: int) -> int:
         """Tokens of a demonstration at most, in a model's context."""
         return min(self.max_tokens or context, context)
+
+    def row_length(self, context: int) -> int:
+        """Tokens of a packed row, in a model's context."""
+        return self.micro.row_length or self.longest(context)
 
 
 class DpoStage(TrainStage):

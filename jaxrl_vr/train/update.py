@@ -269,9 +269,9 @@ class Learner:
 
     def place(self, batch: Batch) -> Batch:
         """The batch on the devices, rows and length split by the rules table."""
-        return place(batch, self.batch_shardings(batch))
+        return place(batch, self._batch_shardings(batch))
 
-    def batch_shardings(self, batch: Batch) -> Any:
+    def _batch_shardings(self, batch: Batch) -> Any:
         """Where the arrays of a batch, or of its shapes, lie."""
         axes = ("micro", "batch", "length")
         return jax.tree.map(lambda a: sharding_of(axes, TRAIN_RULES, self._mesh, a.shape), batch)
@@ -285,8 +285,13 @@ class Learner:
             return self._update(state, batch, dict(numbers), rates)
 
     def lower(self, state: TrainState, batch: Batch, numbers: Numbers, rates: Rates) -> Any:
-        """What `update` runs, lowered for shapes with shardings."""
+        """What `update` runs, lowered for a state's shapes with shardings and a batch's shapes."""
         self._keep_shardings(state)
+        batch = jax.tree.map(
+            lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
+            batch,
+            self._batch_shardings(batch),
+        )
         with jax.set_mesh(self._mesh):
             return self._update.lower(state, batch, dict(numbers), rates)
 

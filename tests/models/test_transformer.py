@@ -18,6 +18,7 @@ from jaxrl_vr.models.transformer import (
     rotary_frequencies,
     rotate,
 )
+from jaxrl_vr.plan.program import Program
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh, sharding_of
 
 LENGTHS = (9, 1, 6)
@@ -186,15 +187,21 @@ def test_rematerialisation_saves_memory_and_changes_nothing(one_device):
             return jnp.sin(dataclasses.replace(model, remat=remat).hidden(params, *rows)).sum()
 
         compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
-        return *compiled(params), compiled.memory_analysis().temp_size_in_bytes
+        program = Program(compiled.as_text())
+        return *compiled(params), compiled.memory_analysis().temp_size_in_bytes, program.flops()
 
-    (kept, kept_gradient, kept_bytes), (again, again_gradient, again_bytes) = map(
-        run, ("none", "block")
-    )
-    assert again_bytes < kept_bytes / 3
-    np.testing.assert_allclose(again, kept, rtol=1e-6)
-    for a, b in zip(jax.tree.leaves(again_gradient), jax.tree.leaves(kept_gradient), strict=True):
-        np.testing.assert_allclose(a, b, atol=2e-6 * float(np.abs(b).max()))
+    kept, kept_gradient, kept_bytes, kept_products = run("none")
+    bytes_of, products_of = {}, {}
+    for remat in ("minimal", "block"):
+        again, again_gradient, bytes_of[remat], products_of[remat] = run(remat)
+        np.testing.assert_allclose(again, kept, rtol=1e-6)
+        for a, b in zip(
+            jax.tree.leaves(again_gradient), jax.tree.leaves(kept_gradient), strict=True
+        ):
+            np.testing.assert_allclose(a, b, atol=2e-6 * float(np.abs(b).max()))
+    assert bytes_of["block"] < kept_bytes / 3
+    assert bytes_of["block"] < bytes_of["minimal"] < 0.7 * kept_bytes
+    assert products_of["minimal"] == kept_products < products_of["block"]
 
 
 @only("qwen3")

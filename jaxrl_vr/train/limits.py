@@ -1,0 +1,54 @@
+"""What a step of an RL stage is at most: every completion at its limit.
+
+T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from jaxrl_vr.rollout.batch import Shape
+from jaxrl_vr.train.rl_stage import RlStage
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollouts:
+    """What a step samples, every completion at its limit.
+
+    Attributes:
+      prompts: of a step.
+      samples: of each.
+      prompt_tokens: of the longest.
+      new_tokens: of a completion.
+    """
+
+    prompts: int
+    samples: int
+    prompt_tokens: int
+    new_tokens: int
+
+    @classmethod
+    def of(cls, stage: RlStage, context: int) -> Rollouts:
+        """Those of a stage of a model with this context."""
+        longest = stage.longest_prompt(context)
+        return cls(stage.prompts, stage.samples, longest, stage.sampling.max_new_tokens)
+
+    @property
+    def count(self) -> int:
+        """Completions of a step."""
+        return self.prompts * self.samples
+
+    @property
+    def tokens(self) -> int:
+        """That an update sees."""
+        return self.count * (self.prompt_tokens + self.new_tokens)
+
+    def num_rows(self, row_length: int, updates: int = 1) -> int:
+        """Packed rows of each of a step's updates."""
+        of_row = max(1, row_length // (self.prompt_tokens + self.new_tokens))
+        return math.ceil(math.ceil(self.count / updates) / of_row)
+
+    def num_micro(self, shape: Shape, updates: int = 1) -> int:
+        """Micro-batches of each of a step's updates."""
+        return math.ceil(self.num_rows(shape.row_length, updates) / shape.rows)

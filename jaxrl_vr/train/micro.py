@@ -1,0 +1,135 @@
+"""How batches are cut where the config leaves it to us: as many rows as the memory holds.
+
+M micro-batches, b rows, T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+
+from jaxrl_vr.rollout.batch import Shape, abstract_batch
+from jaxrl_vr.sharding import device_memory, local_bytes
+from jaxrl_vr.train.objectives import Numbers
+from jaxrl_vr.train.stages import TrainStage
+from jaxrl_vr.train.state import TrainState
+from jaxrl_vr.train.update import Learner, Rates
+
+_SHARE = 0.9
+"""Of a device's memory, that an update may take: what else lives there is not compiled with it."""
+
+
+class NoRowFits(ValueError):
+    """Not even one row a device fits."""
+
+
+def is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+    """Whether a compiler or a device says so."""
+    return "RESOURCE_EXHAUSTED" in str(error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What an optimizer step is compiled of, without its micro-batches.
+
+    Attributes:
+      learner: compiles it.
+      state: shapes with shardings; its critic's memory is counted, and its update is not compiled.
+      numbers: of the objective.
+      optional: names of the batch's optional arrays.
+      num_rows: packed rows that it needs at most.
+    """
+
+    learner: Learner
+    state: TrainState
+    numbers: Numbers
+    optional: Collection[str]
+    num_rows: int
+
+    def num_micro(self, shape: Shape) -> int:
+        """Micro-batches of this shape, as batches are built: of few sizes."""
+        return 1 << (math.ceil(self.num_rows / shape.rows) - 1).bit_length()
+
+    def lower(self, shape: Shape) -> Any:
+        """The program of all rows in micro-batches of this shape, lowered."""
+        batch = abstract_batch(self.num_micro(shape), shape, self.optional)
+        policy = dataclasses.replace(self.state, critic=None)
+        return self.learner.lower(policy, batch, self.numbers, Rates(1e-6, 1.0))
+
+    def memory(self, shape: Shape) -> float:
+        """Bytes of a device while it runs, by the compiler; infinite if that refuses to compile."""
+        try:
+            found = self.lower(shape).compile().memory_analysis()
+        except jax.errors.JaxRuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return math.inf
+        own = found.argument_size_in_bytes + found.output_size_in_bytes
+        own += found.temp_size_in_bytes - found.alias_size_in_bytes
+        return float(own + local_bytes(self.state.critic))
+
+
+def micro_shape(
+    stage: TrainStage,
+    row_length: int,
+    mesh: jax.sharding.Mesh,
+    make: Callable[[], Update],
+    say: Callable[[str], None],
+    memory: int | None = None,
+) -> Shape:
+    """The shape of a stage's micro-batches.
+
+    Where `micro.rows` is "auto", programs of one and two rows a device are compiled. Memory grows
+    evenly with rows, so the two say how many fit; the program of that size is compiled too.
+
+    Args:
+      stage: whose `micro` says how many rows.
+      row_length: T.
+      mesh: rows are split over its `data` and `fsdp`.
+      make: what an update is; called where rows are to be found.
+      say: is told what was found.
+      memory: bytes of a device; default: of those of the mesh.
+
+    Raises:
+      NoRowFits: not even one row a device does.
+    """
+    rows = stage.micro.rows
+    if rows != "auto":
+        return Shape(row_length, rows)
+    update = make()
+    least = mesh.shape["data"] * mesh.shape["fsdp"]
+    limit = memory or device_memory(mesh)
+    room = limit * _SHARE
+
+    @functools.cache
+    def memory_of(rows: int) -> float:
+        return update.memory(Shape(row_length, rows))
+
+    if memory_of(least) > room:
+        taken = memory_of(least)
+        what = f"{taken / 1e9:.2f} GB" if math.isfinite(taken) else "more than there is"
+        raise NoRowFits(
+            f"stages.{stage.name}.micro.rows = 'auto': an update with one row of {row_length} "
+            f"tokens a device takes {what}; {room / 1e9:.2f} GB ({_SHARE:.0%} of its memory) "
+            'may be filled. Set model.remat = "block" (least memory), lower '
+            f"stages.{stage.name}.micro.row_length, or split more: mesh.fsdp, mesh.tensor, "
+            "mesh.context"
+        )
+    rows = largest = least * (1 << (math.ceil(update.num_rows / least) - 1).bit_length())
+    if rows > least:
+        of_row = (memory_of(2 * least) - memory_of(least)) / least
+        while rows > 2 * least and memory_of(least) + (rows - least) * of_row > room:
+            rows //= 2
+    while memory_of(rows) > room:
+        rows //= 2
+    why = "all that an update has" if rows == largest else "twice as many would not fit"
+    say(
+        f"stages.{stage.name}.micro.rows = {rows}: an update takes {memory_of(rows) / 1e9:.2f} of "
+        f"a device's {limit / 1e9:.2f} GB, as compiled; {why}"
+    )
+    return Shape(row_length, rows)

@@ -1,0 +1,114 @@
+"""The policy's compiled update, as every stage that trains makes it, and what it is compiled of."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from jaxrl_vr.models.params import abstract
+from jaxrl_vr.models.transformer import Transformer
+from jaxrl_vr.rollout.batch import Shape
+from jaxrl_vr.sharding import TRAIN_RULES
+from jaxrl_vr.train.carried import Carried
+from jaxrl_vr.train.context import Context
+from jaxrl_vr.train.critic import Critic
+from jaxrl_vr.train.limits import Rollouts
+from jaxrl_vr.train.micro import Update, micro_shape
+from jaxrl_vr.train.objectives import Objective, policy_objective, preferences, supervised
+from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.stages import DpoStage, SftStage
+from jaxrl_vr.train.state import abstract_state
+from jaxrl_vr.train.update import Learner, policy_loss, policy_score
+
+
+def learner_of(
+    stage: SftStage | DpoStage | RlStage, model: Transformer, mesh: jax.sharding.Mesh
+) -> Learner:
+    """The compiled update of a stage's policy."""
+    transform = stage.optimizer.transform(model.declare())
+    loss = policy_loss(model, _objective(stage))
+    return Learner(loss, policy_score(model), transform, mesh)
+
+
+def _objective(stage: SftStage | DpoStage | RlStage) -> Objective:
+    if isinstance(stage, RlStage):
+        parts = stage.kl, stage.entropy_bonus, stage.offpolicy
+        return policy_objective(stage.objective, *parts)
+    return preferences if isinstance(stage, DpoStage) else supervised
+
+
+def update_of(
+    stage: SftStage | DpoStage | RlStage,
+    model: Transformer,
+    mesh: jax.sharding.Mesh,
+    learner: Learner,
+    teacher: Transformer | None = None,
+) -> Update:
+    """What an optimizer step of a stage is compiled of, every sequence at its longest.
+
+    Args:
+      stage: that trains.
+      model: of the policy.
+      mesh: where it lives.
+      learner: from `learner_of`.
+      teacher: the model of an RL stage's teacher.
+    """
+    if isinstance(stage, RlStage):
+        rollouts = Rollouts.of(stage, model.max_length)
+        row_length = stage.row_length(model.max_length)
+        num_rows = rollouts.num_rows(row_length, stage.updates_at(0))
+        numbers = Carried.of(stage, {}).numbers(stage)
+        reference = stage.has_reference
+    else:
+        together = 2 if isinstance(stage, DpoStage) else 1
+        longest = together * stage.longest(model.max_length)
+        of_row = max(1, stage.row_length(model.max_length) // longest)
+        num_rows = math.ceil(stage.batch / of_row)
+        numbers = {"beta": stage.beta} if isinstance(stage, DpoStage) else {}
+        reference = isinstance(stage, DpoStage)
+    params = abstract(model.declare(), TRAIN_RULES, mesh)
+    frozen: dict[str, Any] = {"reference": params} if reference else {}
+    if teacher is not None:
+        frozen["teacher"] = abstract(teacher.declare(), TRAIN_RULES, mesh)
+    state = abstract_state(params, frozen, stage.optimizer.transform(model.declare()))
+    if isinstance(stage, RlStage) and stage.critic is not None:
+        declared = Critic(model).declare()
+        transform = stage.critic.optimizer.transform(declared)
+        critic = abstract_state(abstract(declared, TRAIN_RULES, mesh), {}, transform)
+        state = dataclasses.replace(state, critic=critic)
+    return Update(learner, state, numbers, _optional(stage), num_rows)
+
+
+def stage_shape(
+    ctx: Context,
+    stage: SftStage | DpoStage | RlStage,
+    learner: Learner,
+    teacher: Transformer | None = None,
+) -> Shape:
+    """The shape of a stage's micro-batches; compiles where the config leaves it to us."""
+    model, mesh = ctx.model, ctx.mesh
+
+    def update() -> Update:
+        return update_of(stage, model, mesh, learner, teacher)
+
+    row_length = stage.row_length(model.max_length)
+    return micro_shape(stage, row_length, mesh, update, ctx.console.message)
+
+
+def _optional(stage: SftStage | DpoStage | RlStage) -> tuple[str, ...]:
+    """Names of the optional arrays of a stage's batches."""
+    if isinstance(stage, DpoStage):
+        return ("ref_logp",)
+    if not isinstance(stage, RlStage):
+        return ()
+    has = {
+        "ref_logp": stage.has_ref_logp,
+        "old_value": stage.critic is not None,
+        "returns": stage.critic is not None,
+        "imitation": stage.positive_nll is not None or stage.lm_mix is not None,
+        "selected": stage.objective.selects,
+    }
+    return tuple(name for name, is_there in has.items() if is_there)
