@@ -198,7 +198,9 @@ def abstract_batch(num_micro: int, shape: Shape, optional: Collection[str] = ())
       shape: of a micro-batch.
       optional: names of the optional arrays that are there.
     """
-    dtypes = dict.fromkeys(("tokens", "positions", "segment_ids", "version"), jnp.int32)
+    dtypes: dict[str, Any] = dict.fromkeys(
+        ("tokens", "positions", "segment_ids", "version"), jnp.int32
+    )
     dtypes |= dict.fromkeys(("mask", "selected"), jnp.bool_)
     always = {f.name for f in dataclasses.fields(Batch)} - set(_OPTIONAL)
 

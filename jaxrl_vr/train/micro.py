@@ -28,7 +28,7 @@ class NoRowFits(ValueError):
     """Not even one row a device fits."""
 
 
-def is_out_of_memory(error: jax.errors.JaxRuntimeError) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Whether a compiler or a device says so."""
     return "RESOURCE_EXHAUSTED" in str(error)
 
