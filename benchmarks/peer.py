@@ -1,4 +1,4 @@
-"""The shell of a peer's script; `sampler_peers` says what goes in and out."""
+"""The shell of a peer's script; `peers` says what goes in and out."""
 
 import json
 import os

@@ -31,9 +31,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import SAMPLERS
 from benchmarks.rollout_and_update import positive
 from benchmarks.sampler_compare import compare
-from benchmarks.sampler_peers import SCRIPTS
 from benchmarks.sampler_runs import Loaded, load
 from benchmarks.sampler_settings import Drawn, Full, Long, drawn, full, long
 from benchmarks.sampler_sweep import draw, sweep
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--repeats", type=positive, default=5, help="timed runs; their median counts"
     )
     parser.add_argument("--peers", action="store_true", help="in turn with other samplers")
-    for name in SCRIPTS:
+    for name in SAMPLERS:
         parser.add_argument(
             f"--{name}-python", default=sys.executable, help=f"interpreter that has {name}"
         )
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.sweep is not None:
         draw(_print(sweep(loaded, args.repeats)), args.sweep)
         return
-    pythons = {name: getattr(args, f"{name}_python") for name in SCRIPTS} if args.peers else {}
+    pythons = {name: getattr(args, f"{name}_python") for name in SAMPLERS} if args.peers else {}
     lines = _print(measured(loaded, args.setting, args.repeats, pythons))
     if old is not None:
         found, code = compare(old, lines, args.noise)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import load_average, machine
+from benchmarks.peers import Job, Peer, started
 from benchmarks.rollout_and_update import prompts_of
 from benchmarks.sampler_limits import (
     Cached,
@@ -23,7 +24,6 @@ from benchmarks.sampler_limits import (
     take_turns,
     weights_limit,
 )
-from benchmarks.sampler_peers import Job, Peer, started
 from benchmarks.sampler_runs import Loaded, Runs, line, on_chip, requests_of, weight_sync
 from jaxrl_vr.data.tokenizer import HFTokenizer
 from jaxrl_vr.sampler.endings import Endings
@@ -176,8 +176,8 @@ def long(loaded: Loaded, setting: Long, repeats: int, pythons: Mapping[str, str]
     The prefill is measured in turn: the same requests for one token. The limit of decoding counts
     the products with the weights for the other tokens; `attention_limit_tokens_per_s` counts those
     of attention too, over each prompt once for its samples and over half the new tokens of each
-    slot. Alone, each sample has a prompt of its own that differs in its first token; it is timed
-    once, after a run that is discarded.
+    slot. Alone, each sample has a prompt of its own that differs in its first token; as this takes
+    long, the samples of one prompt are timed so, once, after a run that is discarded.
     """
     prompts = long_prompts(loaded.tokenizer, setting)
     slots, new, arch = setting.prompts * setting.samples, setting.new, loaded.model.arch
@@ -200,11 +200,10 @@ def long(loaded: Loaded, setting: Long, repeats: int, pythons: Mapping[str, str]
     sync_s = weight_sync(runs.engine, loaded.params)
     runs.engine.free()
 
-    ids = itertools.chain.from_iterable([p] * setting.samples for p in prompts)
-    apart = [[i % arch.vocab_size, *one[1:]] for i, one in enumerate(ids)]
-    alone = Runs(loaded.engine(slots), requests_of(apart, 1, new))
+    apart = [[i % arch.vocab_size, *prompts[0][1:]] for i in range(setting.samples)]
+    alone = Runs(loaded.engine(setting.samples), requests_of(apart, 1, new))
     alone(0)
-    alone_s = alone(1)
+    alone_s = alone(1) * setting.prompts
     ours_s, limit_s, first_s, attention_s, *_ = medians(seconds)
     rest = (new - 1) / new
     times_bound = ours_s / (first_s + rest * limit_s)

@@ -1,4 +1,4 @@
-"""transformers' `generate` in a process of its own; `sampler_peers` says what goes in and out.
+"""transformers' `generate` in a process of its own; `peers` says what goes in and out.
 
 It has no slots that are refilled: each batch of `slots` sequences runs to its longest one, and only
 the tokens that were asked for count.

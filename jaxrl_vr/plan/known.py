@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 from jaxrl_vr.models import hf
 from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.train.config import PretrainedModel, RunConfig
+from jaxrl_vr.train.models import is_own
 
 _QWEN2: dict[str, Any] = dict(
     family="qwen2", head_dim=128, rope_theta=1e6, norm_eps=1e-6, max_length=32_768
@@ -77,12 +80,7 @@ def architecture(config: RunConfig) -> Architecture:
     if not isinstance(section, PretrainedModel):
         vocab = section.vocab_size or config.tokenizer.build(None).vocab_size
         return section.architecture(vocab)
-    # Tuned models of these names have the sizes of their base.
-    name = section.path.removesuffix("-Instruct")
-    if name in KNOWN and not Path(section.path).is_dir():
-        arch = KNOWN[name]
-    else:
-        arch = hf.architecture_from_config(hf.read_config(hf.locate(section.path)))
+    arch = _named(section.path)
     longest = section.max_length or arch.max_length
     if longest > arch.max_length:
         raise ValueError(
@@ -90,3 +88,22 @@ def architecture(config: RunConfig) -> Architecture:
             "lower it"
         )
     return arch.model_copy(update={"max_length": longest})
+
+
+def teacher(config: RunConfig, student: Transformer, name: str) -> Transformer:
+    """The model of a teacher: a stage's is the student's, as is that of `base`.
+
+    Raises:
+      ValueError: neither, nor a folder here, nor a name we know.
+    """
+    if is_own(config, name):
+        return student
+    return dataclasses.replace(student, arch=_named(name), remat="none")
+
+
+def _named(path: str) -> Architecture:
+    # Tuned models of these names have the sizes of their base.
+    name = path.removesuffix("-Instruct")
+    if name in KNOWN and not Path(path).is_dir():
+        return KNOWN[name]
+    return hf.architecture_from_config(hf.read_config(hf.locate(path)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ import jax
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.chips import Chip
 from jaxrl_vr.plan.known import architecture
+from jaxrl_vr.plan.memory import advice_for, memory_of
 from jaxrl_vr.plan.program import Program
 from jaxrl_vr.plan.report import (
     Compiled,
@@ -76,17 +76,11 @@ def rl_stage(config: RunConfig, name: str | None) -> RlStage:
     """The stage that is planned.
 
     Raises:
-      ValueError: there is none, or it has what a plan does not count.
+      ValueError: there is none.
     """
     stages = [s for s in config.stages if isinstance(s, RlStage)]
     for stage in stages:
         if name in (None, stage.name):
-            if stage.critic is not None or stage.teacher is not None:
-                what = "critic" if stage.critic is not None else "teacher"
-                raise ValueError(
-                    f"stages.{stage.name} has a {what}, whose memory and time a plan does not "
-                    "count yet; plan a stage without it"
-                )
             return stage
     named = ", ".join(s.name for s in stages) or "none"
     raise ValueError(
@@ -122,10 +116,16 @@ def planned(
 
     steps = lowered.sizes.steps
 
-    def of(program: Any, kernel_flops: float, must_read: float) -> Compiled:
+    def of(
+        program: Any, must_read: float, passes: int = 0, of_model: Transformer = model
+    ) -> Compiled:
+        # Kernels' products are not in the text.
+        kernels = 0.0
+        if of_model.attention != "xla":
+            kernels = passes * attention_flops(of_model.arch, rows, length) / mesh.size
         text = Program(program.as_text() or "", trips=lambda _: steps, branch=_longest)
         arguments = text, program.memory_analysis(), chip, mesh
-        return compiled(*arguments, kernel_flops=kernel_flops, must_read=must_read)
+        return compiled(*arguments, kernel_flops=kernels, must_read=must_read)
 
     say("compiling weight sync")
     sync = lowered.view()
@@ -139,30 +139,35 @@ def planned(
     parts = lowered.sizes.parts
     # Backward is twice forward, and a block is computed again where it is not kept.
     passes = 4 if model.remat == "block" else 3
-    attention = passes * attention_flops(arch, rows, length) / mesh.size
-    if model.attention == "xla":
-        attention = 0.0
+    programs: dict[str, Compiled] = {}
     say("compiling update")
-    update = of(lowered.update().compile(), attention, 3 * weights)
+    programs["update"] = of(lowered.update().compile(), 3 * weights, passes)
+    critic_update = lowered.critic_update()
+    if critic_update is not None:
+        say("compiling the critic's update")
+        programs["critic_update"] = of(critic_update.compile(), 3 * weights, passes)
+    updates = stage.updates_at(0) * stage.epochs
+    runs = dict.fromkeys(programs, updates)
+    for name, program, times in lowered.scores():
+        say(f"compiling {name.replace('_', ' ')}")
+        of_model = lowered.teacher if name == "teacher_score" and lowered.teacher else model
+        programs[name] = of(program.compile(), weights, stage.updates_at(0), of_model)
+        runs[name] = times
     say("compiling prefill")
-    prefill = of(lowered.prefill(view).compile(), 0.0, view_bytes)
+    programs["prefill"] = of(lowered.prefill(view).compile(), view_bytes)
     say("compiling decode")
-    decode = of(lowered.decode(view).compile(), 0.0, steps * (view_bytes + cache_bytes))
-    programs = {
-        "update": update,
-        "prefill": prefill,
-        "decode": decode,
-        "weight_sync": of(made, 0.0, weights + view_bytes),
-    }
-    memory = _memory(lowered, programs, weights, view_bytes, cache_bytes)
+    must_read = steps * (view_bytes + cache_bytes)
+    programs["decode"] = decode = of(lowered.decode(view).compile(), must_read)
+    programs["weight_sync"] = of(made, weights + view_bytes)
+    memory = memory_of(lowered, programs, weights, view_bytes, cache_bytes)
     waves = -(-rollouts.count // lowered.sizes.slots)
     rollout_s = waves * rollouts.new_tokens / steps * decode.seconds
     width = lowered.sizes.prefill_tokens
     prefills = -(-rollouts.prompts * rollouts.prompt_tokens // (width * parts))
     rollout_s += prefills * programs["prefill"].seconds
-    updates = stage.updates_at(0) * stage.epochs
-    update_s = updates * programs["update"].seconds
-    step_s = rollout_s + update_s + programs["weight_sync"].seconds
+    learning = {name: times * programs[name].seconds for name, times in runs.items()}
+    update_s = learning["update"]
+    step_s = rollout_s + sum(learning.values()) + programs["weight_sync"].seconds
     N = num_params(arch)
     useful = model_flops(N, arch, rows, length) * updates
     total = memory["total"]
@@ -192,7 +197,7 @@ def planned(
         },
         "step": {
             "rollout_s": rollout_s,
-            "update_s": update_s,
+            **{f"{name}_s": seconds for name, seconds in learning.items()},
             "weight_sync_s": programs["weight_sync"].seconds,
             "step_s": step_s,
             "sampled_tokens": generated,
@@ -208,7 +213,7 @@ def planned(
         },
         "advice": []
         if fits
-        else _advice(config, stage, lowered.shape.rows, total, chip, memory, mesh),
+        else advice_for(config, stage, lowered.shape.rows, total, chip, memory, mesh),
     }
 
 
@@ -233,84 +238,9 @@ def _too_large(
         **found,
         "plan": "sizes by formulas: the compiler found that a program does not fit",
         "fits": False,
-        "advice": [reason, *_advice(config, stage, rows, total, chip, memory, mesh)[1:]],
+        "advice": [reason, *advice_for(config, stage, rows, total, chip, memory, mesh)[1:]],
     }
 
 
 def _longest(names: list[str], key: Callable[[str], Any]) -> str:
     return max(names, key=key)
-
-
-def _memory(
-    lowered: Lowered, programs: dict[str, Compiled], weights: int, view: int, cache: int
-) -> dict[str, int]:
-    """Bytes of a device, and the most that is there at once."""
-    optimizer = local_bytes(lowered.state.optimizer)
-    frozen = local_bytes(lowered.state.frozen)
-    state = weights + optimizer + frozen
-    gradients = weights
-    in_update = programs["update"].temporary_bytes
-    in_rollout = max(programs[name].temporary_bytes for name in ("prefill", "decode"))
-    in_sync = programs["weight_sync"].temporary_bytes
-    batch = programs["update"].argument_bytes - state
-    return {
-        "parameters": weights,
-        "reference": frozen,
-        "optimizer": optimizer,
-        "gradients": gradients,
-        "activations": max(in_update - gradients, 0),
-        "batch": max(batch, 0),
-        "sampler_weights": view,
-        "kv_cache": cache,
-        "sampler_temporaries": in_rollout,
-        **(
-            moments := {
-                "while_updating": state + max(batch, 0) + in_update,
-                "while_sampling": state + view + cache + in_rollout,
-                "while_syncing": state + view + in_sync,
-            }
-        ),
-        "total": max(moments.values()),
-    }
-
-
-def _advice(
-    config: RunConfig,
-    stage: RlStage,
-    rows: int,
-    total: int,
-    chip: Chip,
-    memory: dict[str, int],
-    mesh: jax.sharding.Mesh,
-) -> list[str]:
-    """By how much it is too large, and what would make it smaller."""
-    over = total - chip.memory_bytes
-    lines = [
-        f"too large by {over / 1e9:.1f} GB a device ({total / 1e9:.1f} of "
-        f"{chip.memory_bytes / 1e9:.1f})"
-    ]
-    state = memory["parameters"] + memory["optimizer"] + memory["gradients"]
-    if memory["while_updating"] >= memory["while_sampling"]:
-        if config.model.remat == "none":
-            lines.append('set model.remat = "minimal": no more than products are kept of a layer')
-        if config.model.remat != "block":
-            lines.append('set model.remat = "block": activations of one layer at a time')
-        if rows > mesh.shape["data"] * mesh.shape["fsdp"] and memory["activations"] > over / 2:
-            lines.append(f"lower stages.{stage.name}.micro.rows from {rows}")
-        if state > chip.memory_bytes / 2:
-            times = 2 ** math.ceil(math.log2(state / (chip.memory_bytes / 2)))
-            lines.append(
-                f"parameters, optimizer and gradients take {state / 1e9:.1f} GB of each: raise "
-                f"mesh.fsdp {times} times, on as many more devices"
-            )
-    else:
-        lines.append(
-            f"the cache takes {memory['kv_cache'] / 1e9:.1f} GB: lower engine.slots, or set "
-            "engine.cache_tokens"
-        )
-    if memory["sampler_weights"] > chip.memory_bytes / 3:
-        lines.append(
-            f"the sampler's weights take {memory['sampler_weights'] / 1e9:.1f} GB, which mesh.fsdp "
-            "does not split: raise mesh.tensor"
-        )
-    return lines

@@ -171,17 +171,13 @@ def model_flops(num_params: int, arch: Architecture, rows: float, length: int) -
 
 def table(found: Mapping[str, Any]) -> str:
     """A plan to read, from its JSON."""
-    memory, chip = found["memory"], found["chip"]
     mesh = ", ".join(f"{name} = {size}" for name, size in found["mesh"].items()) or "one device"
     lines = [
         f"{found['model']} on {found['topology']} ({mesh}): "
         + ("fits" if found["fits"] else "DOES NOT FIT"),
         f"  {found['plan']}; every time is an estimate",
         "",
-        f"memory of a device, of {chip['memory_bytes'] / 1e9:.1f} GB",
-    ]
-    lines += [
-        f"  {name.replace('_', ' '):<24}{size / 1e9:>9.3f} GB" for name, size in memory.items()
+        *memory_table(found),
     ]
     lines += _programs(found["programs"]) if "programs" in found else []
     lines += ["", "a step, every completion at its limit"]
@@ -191,6 +187,18 @@ def table(found: Mapping[str, Any]) -> str:
     if found["advice"]:
         lines += ["", *found["advice"]]
     return "\n".join(lines)
+
+
+def memory_table(found: Mapping[str, Any]) -> list[str]:
+    """The lines of a plan that say what is in a device's memory."""
+    return [
+        f"memory of a device, of {found['chip']['memory_bytes'] / 1e9:.1f} GB",
+        *(
+            f"  {name.replace('_', ' '):<24}{size / 1e9:>9.3f} GB"
+            for name, size in found["memory"].items()
+            if size
+        ),
+    ]
 
 
 def _programs(programs: Mapping[str, Any]) -> list[str]:

@@ -76,8 +76,9 @@ class Estimate:
     def total_bytes(self) -> float:
         """Of a device, at the worst moment."""
         m = self.memory
-        state = m["parameters"] + m["optimizer"] + m["reference"] + m["sampler_weights"]
-        return state + max(m["gradients"] + m["activations"], m["kv_cache"])
+        of_learner = "parameters", "optimizer", "reference", "teacher", "critic"
+        state = sum(m[name] for name in of_learner)
+        return state + max(m["gradients"] + m["activations"], m["sampler_weights"] + m["kv_cache"])
 
     @property
     def step_s(self) -> float:
@@ -95,6 +96,9 @@ def estimate(
     slots: int,
     itemsize: int,
     has_reference: bool = False,
+    teacher: int = 0,
+    has_critic: bool = False,
+    scores: int = 0,
 ) -> Estimate:
     """Memory and time of a choice.
 
@@ -107,6 +111,9 @@ def estimate(
       slots: of the sampler, over all devices.
       itemsize: bytes of an activation.
       has_reference: whether one more copy of the weights is kept.
+      teacher: parameters of one.
+      has_critic: whether a critic of the model's size learns beside it.
+      scores: passes of the model over a step's tokens before the updates.
     """
     N = num_params(arch)
     split = choice.fsdp * choice.tensor
@@ -134,6 +141,8 @@ def estimate(
         "parameters": 4 * N / split,
         "optimizer": 8 * N / split,
         "reference": 4 * N / split * has_reference,
+        "teacher": 4 * teacher / split,
+        "critic": 12 * N / split * has_critic,
         "gradients": 4 * N / split,
         "activations": kept + of_layer + gathered + logits,
         "sampler_weights": view,
@@ -143,6 +152,9 @@ def estimate(
     flops = model_flops(N, arch, rows, row_length)
     if choice.remat == "block":
         flops += 2 * N * rows * row_length + attention_flops(arch, rows, row_length)
+    flops *= 1 + has_critic
+    scored = scores * (2 * N * row_length + attention_flops(arch, 1, row_length))
+    flops += rows * (scored + 2 * teacher * row_length)
     compute = flops / choice.devices / chip.peak_flops / _EFFICIENCY
     network = num_micro * _exchange_s(arch, N, choice, chip, tokens, itemsize)
     waves = math.ceil(rollouts.count / slots)

@@ -8,9 +8,10 @@ from typing import Any
 from jax.sharding import AbstractMesh
 
 from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.chips import Chip
-from jaxrl_vr.plan.known import architecture
-from jaxrl_vr.plan.roofline import Choice, Estimate, check_heads, choices, estimate
+from jaxrl_vr.plan.known import architecture, teacher
+from jaxrl_vr.plan.roofline import Choice, Estimate, check_heads, choices, estimate, num_params
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
 from jaxrl_vr.train.check import check_sizes
 from jaxrl_vr.train.config import RunConfig
@@ -114,4 +115,13 @@ def _estimate(
         slots=config.engine.slots,
         itemsize=2 if config.model.dtype == "bfloat16" else 4,
         has_reference=stage.has_reference,
+        teacher=_teacher_params(config, stage, arch),
+        has_critic=stage.critic is not None,
+        scores=stage.num_scores + (stage.critic is not None),
     )
+
+
+def _teacher_params(config: RunConfig, stage: RlStage, student: Architecture) -> int:
+    if stage.teacher is None:
+        return 0
+    return num_params(teacher(config, Transformer(student), stage.teacher).arch)

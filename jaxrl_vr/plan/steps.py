@@ -5,23 +5,28 @@ They are the run's own: what compiles here is what runs there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxrl_vr.models.transformer import Transformer
+from jaxrl_vr.plan.known import teacher
+from jaxrl_vr.rollout.batch import abstract_batch
 from jaxrl_vr.sampler.chunks import next_chunk
 from jaxrl_vr.sampler.plans import decode_plan, extend_plan
 from jaxrl_vr.sampler.programs import Programs, State, ViewProgram
 from jaxrl_vr.sampler.sizes import EngineConfig, Sizes, cache_sizes, empty_parts, num_parts
 from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.critic import critic_learner
 from jaxrl_vr.train.limits import Rollouts
 from jaxrl_vr.train.micro import micro_shape
-from jaxrl_vr.train.policy import learner_of, update_of
+from jaxrl_vr.train.policy import critic_update_of, learner_of, update_of
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.state import TrainState
+from jaxrl_vr.train.update import Scorer, policy_score
 from jaxrl_vr.types import Request, Sampling
 
 
@@ -48,7 +53,10 @@ class Lowered:
     ):
         self.model = model
         self.rollouts = Rollouts.of(stage, model.max_length)
-        self._update = update_of(stage, model, mesh, learner_of(stage, model, mesh))
+        self._stage = stage
+        self._learner = learner_of(stage, model, mesh)
+        self.teacher = None if stage.teacher is None else teacher(config, model, stage.teacher)
+        self._update = update_of(stage, model, mesh, self._learner, self.teacher)
         row_length = stage.row_length(model.max_length)
         self.shape = micro_shape(stage, row_length, mesh, lambda: self._update, say, memory)
         self.num_micro = self._update.num_micro(self.shape)
@@ -62,6 +70,28 @@ class Lowered:
     def update(self) -> Any:
         """One optimizer step."""
         return self._update.lower(self.shape)
+
+    def critic_update(self) -> Any:
+        """One optimizer step of the critic; None: the stage has none."""
+        critic = self._stage.critic
+        if critic is None:
+            return None
+        return critic_update_of(self._stage, critic, self.model, self._mesh).lower(self.shape)
+
+    def scores(self) -> Iterator[tuple[str, Any, int]]:
+        """What is scored before the first update: name, program, and how often it is run."""
+        stage, state = self._stage, self.state
+        num_rows = self.rollouts.num_rows(self.shape.row_length)
+        num_micro = 1 << (math.ceil(num_rows / self.shape.rows) - 1).bit_length()
+        batch = abstract_batch(num_micro, self.shape)
+        if stage.num_scores:
+            yield "score", self._learner.score.lower(self.params, batch), stage.num_scores
+        if self.teacher is not None:
+            scorer = Scorer(policy_score(self.teacher), self._mesh)
+            yield "teacher_score", scorer.lower(state.frozen["teacher"], batch), 1
+        if stage.critic is not None:
+            learner = critic_learner(stage.critic, self.model, self._mesh)
+            yield "critic_score", learner.score.lower(state.critic.trainable, batch), 1
 
     def view(self) -> Any:
         """The sampler's copy of the weights, made of the learner's."""

@@ -57,7 +57,7 @@ class SlotEngine:
       model: what to sample from.
       params: its parameters in the learner's layout and sharding.
       config: sizes.
-      mesh: devices; slots are spread over `data` and `fsdp`, heads over `tensor`.
+      mesh: devices; slots are spread over `data`, `fsdp` and `context`, heads over `tensor`.
       version: of the parameters, noted with each token.
       decode: token ids -> text, for stop strings and forced tokens.
     """

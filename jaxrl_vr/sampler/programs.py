@@ -1,7 +1,7 @@
 """The sampler's jitted programs on a mesh, and the arrays on the devices that they hand on.
 
 Each array has one sharding in all programs, so that none is compiled twice: slots, pages and kept
-hidden states are split over `data` and `fsdp`, heads over `tensor`.
+hidden states are split over `data`, `fsdp` and `context`, heads over `tensor`.
 """
 
 from __future__ import annotations

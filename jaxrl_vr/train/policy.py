@@ -14,13 +14,13 @@ from jaxrl_vr.rollout.batch import Shape
 from jaxrl_vr.sharding import TRAIN_RULES
 from jaxrl_vr.train.carried import Carried
 from jaxrl_vr.train.context import Context
-from jaxrl_vr.train.critic import Critic
+from jaxrl_vr.train.critic import Critic, CriticConfig, critic_learner
 from jaxrl_vr.train.limits import Rollouts
 from jaxrl_vr.train.micro import Update, micro_shape
 from jaxrl_vr.train.objectives import Objective, policy_objective, preferences, supervised
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import DpoStage, SftStage
-from jaxrl_vr.train.state import abstract_state
+from jaxrl_vr.train.state import TrainState, abstract_state
 from jaxrl_vr.train.update import Learner, policy_loss, policy_score
 
 
@@ -75,11 +75,28 @@ def update_of(
         frozen["teacher"] = abstract(teacher.declare(), TRAIN_RULES, mesh)
     state = abstract_state(params, frozen, stage.optimizer.transform(model.declare()))
     if isinstance(stage, RlStage) and stage.critic is not None:
-        declared = Critic(model).declare()
-        transform = stage.critic.optimizer.transform(declared)
-        critic = abstract_state(abstract(declared, TRAIN_RULES, mesh), {}, transform)
-        state = dataclasses.replace(state, critic=critic)
+        state = dataclasses.replace(state, critic=_critic_state(stage.critic, model, mesh))
     return Update(learner, state, numbers, _optional(stage), num_rows)
+
+
+def critic_update_of(
+    stage: RlStage, critic: CriticConfig, model: Transformer, mesh: jax.sharding.Mesh
+) -> Update:
+    """What the critic's optimizer step is compiled of."""
+    rollouts, row_length = Rollouts.of(stage, model.max_length), stage.row_length(model.max_length)
+    return Update(
+        critic_learner(critic, model, mesh),
+        _critic_state(critic, model, mesh),
+        critic.numbers,
+        _optional(stage),
+        rollouts.num_rows(row_length, stage.updates_at(0)),
+    )
+
+
+def _critic_state(critic: CriticConfig, model: Transformer, mesh: jax.sharding.Mesh) -> TrainState:
+    declared = Critic(model).declare()
+    transform = critic.optimizer.transform(declared)
+    return abstract_state(abstract(declared, TRAIN_RULES, mesh), {}, transform)
 
 
 def stage_shape(

@@ -305,6 +305,16 @@ class RlStage(TrainStage):
         return self.kl is not None or self.objective.needs_reference
 
     @property
+    def rescores(self) -> bool:
+        """Whether the stage scores its rollouts with the weights that sampled them."""
+        return self.old_logp == "recomputed" or self.tokens is not None
+
+    @property
+    def num_scores(self) -> int:
+        """Passes of the policy's model over a step's rollouts before the first update."""
+        return self.rescores + self.has_ref_logp
+
+    @property
     def has_reference(self) -> bool:
         """Whether the stage keeps its starting weights."""
         return self.has_ref_logp or self.advantage.baseline_of == "start"

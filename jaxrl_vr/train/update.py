@@ -195,6 +195,21 @@ def update(
     }
 
 
+def _placed_shapes(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
+    """The shapes of a batch, with where its arrays lie."""
+
+    def placed(a: Any, sharding: jax.sharding.Sharding) -> Any:
+        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)
+
+    found: Batch = jax.tree.map(placed, batch, _batch_shardings(batch, mesh))
+    return found
+
+
+def _batch_shardings(batch: Batch, mesh: jax.sharding.Mesh) -> Any:
+    axes = ("micro", "batch", "length")
+    return jax.tree.map(lambda a: sharding_of(axes, TRAIN_RULES, mesh, a.shape), batch)
+
+
 Score = Callable[[Params, Batch], dict[str, jax.Array]]
 """(parameters, micro-batch) -> [b, T] float32 arrays by name, a number for every token."""
 
@@ -237,6 +252,11 @@ class Scorer:
         with jax.set_mesh(self._mesh):
             return self._score(params, batch)
 
+    def lower(self, params: Params, batch: Batch) -> Any:
+        """What a call runs, lowered for parameters' shapes with shardings and a batch's shapes."""
+        with jax.set_mesh(self._mesh):
+            return self._score.lower(params, _placed_shapes(batch, self._mesh))
+
 
 class Learner:
     """The compiled update of one set of parameters, and the scoring pass over them.
@@ -269,12 +289,7 @@ class Learner:
 
     def place(self, batch: Batch) -> Batch:
         """The batch on the devices, rows and length split by the rules table."""
-        return place(batch, self._batch_shardings(batch))
-
-    def _batch_shardings(self, batch: Batch) -> Any:
-        """Where the arrays of a batch, or of its shapes, lie."""
-        axes = ("micro", "batch", "length")
-        return jax.tree.map(lambda a: sharding_of(axes, TRAIN_RULES, self._mesh, a.shape), batch)
+        return place(batch, _batch_shardings(batch, self._mesh))
 
     def update(
         self, state: TrainState, batch: Batch, numbers: Numbers, rates: Rates
@@ -287,11 +302,7 @@ class Learner:
     def lower(self, state: TrainState, batch: Batch, numbers: Numbers, rates: Rates) -> Any:
         """What `update` runs, lowered for a state's shapes with shardings and a batch's shapes."""
         self._keep_shardings(state)
-        batch = jax.tree.map(
-            lambda a, sharding: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding),
-            batch,
-            self._batch_shardings(batch),
-        )
+        batch = _placed_shapes(batch, self._mesh)
         with jax.set_mesh(self._mesh):
             return self._update.lower(state, batch, dict(numbers), rates)
 

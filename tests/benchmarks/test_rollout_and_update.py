@@ -6,11 +6,8 @@ import math
 import jax
 import pytest
 
-from jaxrl_vr.data.tokenizer import DEFAULT_ALPHABET, CharTokenizer
-from jaxrl_vr.models import hf_export
 from jaxrl_vr.models.architecture import Architecture
-from jaxrl_vr.models.params import declare, init, is_param
-from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
+from jaxrl_vr.models.params import declare, is_param
 
 SIZES = dict(width=16, layers=2, heads=4, kv_heads=2, head_dim=6, ffn=24, max_length=512)
 
@@ -18,23 +15,6 @@ SIZES = dict(width=16, layers=2, heads=4, kv_heads=2, head_dim=6, ffn=24, max_le
 @pytest.fixture
 def benchmark(module):
     return module("rollout_and_update")
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A random model with a character tokenizer, as a Hugging Face folder."""
-    tokenizer = CharTokenizer(DEFAULT_ALPHABET)
-    arch = Architecture(vocab_size=tokenizer.vocab_size, **SIZES)
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    params = init(declare(arch), jax.random.key(0), TRAIN_RULES, mesh)
-    hf_export.export(
-        tmp_path / "tiny",
-        arch,
-        params,
-        eos_ids=tokenizer.eos_ids,
-        save_tokenizer=tokenizer.save,
-    )
-    return tmp_path / "tiny"
 
 
 def test_prints_a_line_each_for_rollout_and_update(benchmark, folder, capsys):

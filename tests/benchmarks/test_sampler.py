@@ -7,11 +7,7 @@ import sys
 import jax
 import pytest
 
-from jaxrl_vr.data.tokenizer import DEFAULT_ALPHABET, CharTokenizer
-from jaxrl_vr.models import hf_export
 from jaxrl_vr.models.architecture import Architecture
-from jaxrl_vr.models.params import declare, init
-from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 
 SIZES = dict(width=16, layers=2, heads=4, kv_heads=2, head_dim=6, ffn=24, max_length=512)
 
@@ -29,18 +25,6 @@ def sampler(module, monkeypatch):
     for number, setting in small.items():
         monkeypatch.setitem(command.SETTINGS, number, (command.SETTINGS[number][0], setting))
     return command
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A random model with a character tokenizer, as a Hugging Face folder."""
-    tokenizer = CharTokenizer(DEFAULT_ALPHABET)
-    arch = Architecture(vocab_size=tokenizer.vocab_size, **{**SIZES, "layers": 1})
-    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
-    params = init(declare(arch), jax.random.key(0), TRAIN_RULES, mesh)
-    out = tmp_path_factory.mktemp("model") / "tiny"
-    hf_export.export(out, arch, params, eos_ids=tokenizer.eos_ids, save_tokenizer=tokenizer.save)
-    return out
 
 
 def lines_of(capsys, command, folder, *args, code=None):
@@ -214,16 +198,16 @@ def test_turns_alternate_and_the_first_two_are_discarded(module):
 @pytest.fixture
 def job(module, folder):
     """Three answers to two prompts."""
-    return module("sampler_peers").Job(str(folder), [[1, 2], [3]], [[2, 4], [3]], 2, "float32", 1)
+    return module("peers").Job(str(folder), [[1, 2], [3]], [[2, 4], [3]], 2, "float32", 1)
 
 
 def test_a_peer_that_is_not_there_is_said_and_skipped(module, job, tmp_path, monkeypatch):
-    peers = module("sampler_peers")
+    peers = module("peers")
     missing = tmp_path / "missing.py"
     missing.write_text('import json\nprint(json.dumps({"skipped": "not installed: x"}))\n')
     dead = tmp_path / "dead.py"
     dead.write_text("raise SystemExit(3)\n")
-    monkeypatch.setattr(peers, "SCRIPTS", {"gone": missing, "dead": dead, "vllm": missing})
+    monkeypatch.setattr(peers, "_SCRIPTS", {"gone": missing, "dead": dead, "vllm": missing})
     pythons = {"gone": sys.executable, "dead": sys.executable, "vllm": "/no/such/bin/python"}
     with peers.started(pythons, job) as (ready, skipped):
         assert not ready
@@ -244,10 +228,10 @@ for n, _ in enumerate(sys.stdin):
 
 
 def test_a_peer_answers_each_turn_but_the_first(module, job, tmp_path, monkeypatch):
-    peers, settings = module("sampler_peers"), module("sampler_settings")
+    peers, settings = module("peers"), module("sampler_settings")
     script = tmp_path / "peer.py"
     script.write_text(PEER)
-    monkeypatch.setattr(peers, "SCRIPTS", {"other": script})
+    monkeypatch.setattr(peers, "_SCRIPTS", {"other": script})
     with peers.started({"other": sys.executable}, job) as (ready, skipped):
         assert skipped == {}
         peer = ready["other"]
@@ -264,7 +248,7 @@ def test_a_peer_answers_each_turn_but_the_first(module, job, tmp_path, monkeypat
 
 def test_transformers_samples_the_lengths_that_are_asked_for(module, job):
     pytest.importorskip("torch")
-    peers = module("sampler_peers")
+    peers = module("peers")
     with peers.started({"transformers": sys.executable}, job) as (ready, skipped):
         assert skipped == {}
         peer = ready["transformers"]

@@ -1,13 +1,11 @@
 """Live parity with transformers and torch, where they are installed: in, out, generation."""
 
-import os
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from pages_by_hand import ByHand
+from pretrained import smollm2
 
 from jaxrl_vr.models import hf, hf_export
 from jaxrl_vr.models.transformer import Transformer
@@ -171,17 +169,6 @@ def test_exported_source_config_and_eos_ids_reach_transformers(tmp_path, one_dev
     )
     stop = completion.index(eos)
     assert generated[0, len(prompt) :].tolist() == completion[: stop + 1]
-
-
-def smollm2():
-    """Where SmolLM2-135M-Instruct lies, or why the test is skipped."""
-    tool = Path(__file__).parents[2] / ".." / "shared" / "tools" / "get_smollm2.py"
-    if not tool.is_file():
-        pytest.skip("no ../shared/tools/get_smollm2.py beside the project")
-    folder = os.environ.get("JAXRL_VR_SMOLLM2")
-    if not folder:
-        pytest.skip("set JAXRL_VR_SMOLLM2 to the folder that get_smollm2.py made")
-    return Path(folder)
 
 
 @pytest.mark.slow

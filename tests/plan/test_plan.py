@@ -19,6 +19,7 @@ from jaxrl_vr.plan.search import ranked, with_choice
 from jaxrl_vr.plan.topology import chip_of, mesh_of, num_devices
 from jaxrl_vr.sharding import MeshConfig, make_mesh
 from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.update import Learner
 
 CONFIG = """
 run_dir = "runs/planned"
@@ -210,10 +211,61 @@ def test_a_stage_that_is_not_there(config_file, capsys):
     assert "the config's are: rl" in call(capsys, *args, code=2)
 
 
-def test_a_critic_is_not_counted_and_said(config_file, capsys):
+def test_critic_and_reference_are_counted(config_file, tmp_path, on_cpu):
+    more = (
+        'stages.rl.advantage={ type = "gae" }',
+        'stages.rl.critic={ optimizer = { type = "adamw", learning_rate = 1e-2 } }',
+        "stages.rl.kl={ coef = 0.1 }",
+    )
+    without = planned(config_file, "v5e:2x2")
+    found = planned(config_file, "v5e:2x2", *more)
+    config = load(RunConfig, [config_file], [])
+    arch = plan_module.planned_model(config).arch
+    of_critic = 4 * (num_params(arch) + arch.width)
+    memory, step = found["memory"], found["step"]
+    assert memory["critic"] == pytest.approx(3 * of_critic / 4, rel=0.01)
+    assert memory["reference"] == memory["parameters"]
+    assert memory["while_updating"] > without["memory"]["while_updating"] + memory["critic"]
+    programs = found["programs"]
+    body = num_params(arch) - arch.vocab_size * arch.width
+    for name in ("score", "critic_score"):
+        # Forward alone: a third of an update without its head, or with a head for the policy.
+        assert programs[name]["flops"] == pytest.approx(2 * body * 16 * 128 / 4, rel=0.2)
+    assert programs["critic_update"]["flops"] == pytest.approx(programs["update"]["flops"], rel=0.1)
+    parts = "rollout", "update", "critic_update", "score", "critic_score", "weight_sync"
+    assert step["step_s"] == pytest.approx(sum(step[f"{name}_s"] for name in parts))
+    # The reference's log-probs, and no others of the policy.
+    assert step["score_s"] == pytest.approx(programs["score"]["seconds"])
+
+
+def test_a_teacher_is_counted(config_file, on_cpu):
+    more = 'stages.rl.advantage={ type = "on_policy_distillation", teacher = "base" }'
+    found = planned(config_file, "v5e:2x2", more)
+    assert found["memory"]["teacher"] == found["memory"]["parameters"]
+    assert found["step"]["teacher_score_s"] == found["programs"]["teacher_score"]["seconds"] > 0
+
+
+def test_formulas_count_critic_and_reference(config_file, capsys):
     ppo = ROOT / "configs" / "presets" / "ppo.toml"
-    text = call(capsys, "plan", config_file, ppo, "--topology", "h100:8", code=2)
-    assert "stages.rl has a critic, whose memory and time a plan does not count yet" in text
+    text = call(capsys, "plan", config_file, ppo, "--topology", "h100:8")
+    memory = dict(re.findall(r"  (\w+) +([\d.]+) GB", text))
+    parameters = float(memory["parameters"])
+    assert float(memory["reference"]) == parameters
+    assert float(memory["critic"]) == pytest.approx(3 * parameters, abs=0.002)
+
+
+def test_out_of_memory_says_what_a_plan_says(config_file, tmp_path, capsys, monkeypatch):
+    def exhausted(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes.")
+
+    monkeypatch.setattr(Learner, "update", exhausted)
+    arguments = "train", config_file, f"run_dir={tmp_path}/run"
+    text = call(capsys, *arguments, code=1)
+    assert "error: out of memory: RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes." in text
+    assert "what `jaxrl-vr plan` says of stage 'rl' on these devices" in text
+    found = dict(re.findall(r"  ([a-z ]+?) +([\d.]+) GB", text))
+    assert float(found["while updating"]) > float(found["parameters"]) > 0
+    assert "lower micro.rows" in text
 
 
 def test_without_libtpu_it_says_how_to_get_it(config_file, capsys, monkeypatch):

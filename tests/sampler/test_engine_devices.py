@@ -17,12 +17,13 @@ def thin_slow(thin, make_request):
 
 @pytest.mark.parametrize(
     "axes",
-    [{"data": 1}, {"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}, {"data": 2, "tensor": 4}],
-    ids=["one device", "data", "fsdp and tensor", "fewer kv heads than tensor"],
+    [{"data": 1}, {"data": 8}, {"fsdp": 2, "context": 2, "tensor": 2}, {"data": 2, "tensor": 4}],
+    ids=["one device", "data", "fsdp, context and tensor", "fewer kv heads than tensor"],
 )
 def test_sharded_equals_one_device_and_outlives_the_learners_buffers(thin, thin_slow, drain, axes):
     mesh, params = on_mesh(thin, **axes)
     sharded = engine_of(thin, mesh, slots=8, steps=5, params=params)
+    assert sharded._sizes.parts == mesh.size // axes.get("tensor", 1)
     sharded.set_params(params, 1)
     # What an update does to the parameters that it replaces.
     jax.jit(lambda p: jax.tree.map(lambda w: 0 * w, p), donate_argnums=0)(params)

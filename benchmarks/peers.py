@@ -1,7 +1,7 @@
-"""Other samplers on the same requests, each in a process and an environment of its own.
+"""Other programs on the same work, each in a process and an environment of its own.
 
 A peer is a script run by its own interpreter. It reads a job, one JSON line on stdin, says whether
-it is ready, and then samples once for every further line, printing {"seconds", "tokens"}.
+it is ready, and then does the job once for every further line, printing {"seconds", "tokens"}.
 """
 
 from __future__ import annotations
@@ -15,10 +15,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _HERE = Path(__file__).parent
-SCRIPTS = {"transformers": "transformers_peer.py", "vllm": "vllm_peer.py"}
+SAMPLERS = {"transformers": "transformers_peer.py", "vllm": "vllm_peer.py"}
+LEARNERS = {"torch": "torch_peer.py"}
+_SCRIPTS = SAMPLERS | LEARNERS
 # Two allocator and OpenMP libraries that vLLM's CPU build asks to have loaded first.
 _TCMALLOC = "/usr/lib/*/libtcmalloc_minimal.so.4"
 _OPENMP = "lib/libiomp5.so"
+
+
+class Updates(NamedTuple):
+    """What a peer is to learn: one step of AdamW on rows of random tokens that all train."""
+
+    model: str  # folder
+    rows: int
+    length: int  # tokens of a row
+    micro: int  # rows of a micro-batch
+    dtype: str
+    threads: int
+
+    @property
+    def tokens(self) -> int:
+        """Of one step."""
+        return self.rows * self.length
 
 
 class Job(NamedTuple):
@@ -40,7 +58,9 @@ class Job(NamedTuple):
 class Peer:
     """A peer that is ready; called with the number of the turn, of which 0 does nothing."""
 
-    def __init__(self, process: subprocess.Popen[str], job: Job, versions: Mapping[str, str]):
+    def __init__(
+        self, process: subprocess.Popen[str], job: Job | Updates, versions: Mapping[str, str]
+    ):
         self.versions = versions
         self._process = process
         self._job = job
@@ -49,7 +69,7 @@ class Peer:
         """Seconds of a run.
 
         Raises:
-          RuntimeError: it died, or sampled another number of tokens.
+          RuntimeError: it died, or processed another number of tokens.
         """
         if number == 0:  # a peer compiles nothing that one discarded run would not warm
             return 0.0
@@ -61,19 +81,19 @@ class Peer:
 
 @contextlib.contextmanager
 def started(
-    pythons: Mapping[str, str], job: Job
+    pythons: Mapping[str, str], job: Job | Updates
 ) -> Iterator[tuple[dict[str, Peer], dict[str, str]]]:
     """Starts peers; yields those that are ready, and why the others are not.
 
     Args:
       pythons: name of a peer -> interpreter of its environment.
-      job: what they will sample.
+      job: what they will do.
     """
     ready: dict[str, Peer] = {}
     skipped: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         for name, python in pythons.items():
-            command = [python, str(_HERE / SCRIPTS[name])]
+            command = [python, str(_HERE / _SCRIPTS[name])]
             try:
                 process = subprocess.Popen(
                     command,
@@ -109,7 +129,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def _environment(name: str, python: str, job: Job) -> dict[str, str]:
+def _environment(name: str, python: str, job: Job | Updates) -> dict[str, str]:
     """Ours, without what names our packages, with as many threads as we have."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS")}
     env = {

@@ -1,0 +1,140 @@
+"""An optimizer step by the TPU's compiler: memory, products, exchanges; nothing runs.
+
+    python -m benchmarks.update_tpu [--config CONFIG] [--topology v5e:4x4] [--remat block]
+        [--lengths 8192 16384 32768]
+
+prints a JSON line for the update of a config's RL stage with all its rows, and one for a
+micro-batch of each of the lengths. A line has the bytes of a device (arguments, temporaries, in
+all), the products and their ratio to the model's own (6 N a token, and attention three times), what
+goes between devices along `fsdp` in a micro-batch beside one copy of the gathered weights, and the
+arrays, if any, that hold all scores of a row or all logits of its tokens. Needs libtpu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from benchmarks.rollout_and_update import positive
+from jaxrl_vr.config import load
+from jaxrl_vr.models.transformer import Transformer
+from jaxrl_vr.plan.plan import planned_model, rl_stage
+from jaxrl_vr.plan.program import Program
+from jaxrl_vr.plan.report import attention_flops, exchanges_of, model_flops
+from jaxrl_vr.plan.roofline import num_params
+from jaxrl_vr.plan.topology import NO_LIBTPU, chip_of, devices, has_libtpu, mesh_of
+from jaxrl_vr.rollout.batch import Shape
+from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.micro import Update
+from jaxrl_vr.train.policy import learner_of, update_of
+
+CONFIG = Path(__file__).parents[1] / "configs" / "tpu" / "qwen2.5_7b_v5e-4x4_grpo.toml"
+_MOVES = ("all-gather", "collective-permute", "reduce-scatter", "all-reduce")
+
+
+def forbidden(text: str, length: int, rows: int, vocab: int, tensor: int) -> list[str]:
+    """Shapes in a program's text that hold all scores of a row, or all logits of its tokens.
+
+    Args:
+      text: of the compiled program.
+      length: tokens of a row.
+      rows: of a device.
+      vocab: rows of the head.
+      tensor: devices that split it.
+    """
+    tokens, words = {length, length * rows}, {vocab, vocab // tensor}
+    found = set()
+    for dims in re.findall(r"\b(?:bf16|f32|s32|pred)\[([\d,]+)\]", text):
+        sizes = [int(n) for n in dims.split(",")]
+        has_logits = tokens & set(sizes) and words & set(sizes)
+        if has_logits or sizes.count(length) > 1:
+            found.add(dims)
+    return sorted(found)
+
+
+def measured(update: Update, shape: Shape, model: Transformer, mesh: Any, topology: str) -> Any:
+    """The line of one shape."""
+    chip = chip_of(topology)
+    program = update.lower(shape).compile()
+    memory = program.memory_analysis()
+    text = program.as_text()
+    read = Program(text)
+    arch, N = model.arch, num_params(model.arch)
+    num_micro = update.num_micro(shape)
+    rows = num_micro * shape.rows
+    useful = model_flops(N, arch, rows, shape.row_length)
+    # Those of the kernels are not in the text: forward, twice back, and once more where a block is
+    # computed again.
+    passes = 4 if model.remat == "block" else 3
+    products = read.flops() * mesh.size + passes * attention_flops(arch, rows, shape.row_length)
+    itemsize = 2 if model.dtype == "bfloat16" else 4
+    gathered = itemsize * N / mesh.shape["tensor"]
+    moved = sum(
+        e.bytes
+        for e in exchanges_of(read.collectives(), chip, mesh)
+        if e.axes == "fsdp" and e.kind in _MOVES
+    )
+    of_device = shape.rows // (mesh.shape["data"] * mesh.shape["fsdp"])
+    in_all = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    in_all += memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return {
+        "benchmark": "update_tpu",
+        "topology": topology,
+        "mesh": {name: size for name, size in mesh.shape.items() if size > 1},
+        "remat": model.remat,
+        "row_length": shape.row_length,
+        "rows": shape.rows,
+        "micro_batches": num_micro,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temp_bytes": memory.temp_size_in_bytes,
+        "device_bytes": in_all,
+        "chip_bytes": chip.memory_bytes,
+        "flops": products,
+        "flops_over_model": products / useful,
+        "cycles": read.cycles(),
+        "moved_over_weights": moved / num_micro / gathered,
+        "forbidden": forbidden(
+            text, shape.row_length, of_device, arch.vocab_size, mesh.shape["tensor"]
+        ),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.update_tpu", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--config", type=Path, default=CONFIG, help="of a run with an RL stage")
+    parser.add_argument("--topology", default="v5e:4x4", help="of TPUs")
+    parser.add_argument("--remat", nargs="+", help="instead of the config's")
+    parser.add_argument("--lengths", type=positive, nargs="*", default=[], help="of rows")
+    args = parser.parse_args(argv)
+    if not has_libtpu():
+        print(json.dumps({"benchmark": "update_tpu", "skipped": NO_LIBTPU}))
+        return
+    jax.config.update("jax_platforms", "cpu")
+    config = load(RunConfig, [args.config], [])
+    stage = rl_stage(config, None)
+    mesh = mesh_of(config.mesh, devices(args.topology), 1)
+    for remat in args.remat or [config.model.remat]:
+        model = dataclasses.replace(planned_model(config), remat=remat)
+        update = update_of(stage, model, mesh, learner_of(stage, model, mesh))
+        rows = stage.micro.rows
+        assert rows != "auto", "the config names its rows"
+        shapes = [(update, Shape(stage.row_length(model.max_length), rows))]
+        least = mesh.shape["data"] * mesh.shape["fsdp"]
+        one = dataclasses.replace(update, num_rows=least)
+        shapes += [(one, Shape(length, least)) for length in args.lengths]
+        for of_shape, shape in shapes:
+            print(json.dumps(measured(of_shape, shape, model, mesh, args.topology)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

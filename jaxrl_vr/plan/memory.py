@@ -1,0 +1,95 @@
+"""What is in a device's memory, and what would make it fit."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+
+from jaxrl_vr.plan.chips import Chip
+from jaxrl_vr.plan.report import Compiled
+from jaxrl_vr.plan.steps import Lowered
+from jaxrl_vr.sharding import local_bytes
+from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.rl_stage import RlStage
+
+
+def memory_of(
+    lowered: Lowered, programs: dict[str, Compiled], weights: int, view: int, cache: int
+) -> dict[str, int]:
+    """Bytes of a device, and the most that is there at once."""
+    optimizer = local_bytes(lowered.state.optimizer)
+    frozen = {name: local_bytes(tree) for name, tree in lowered.state.frozen.items()}
+    critic = local_bytes(lowered.state.critic)
+    state = weights + optimizer + sum(frozen.values())
+    gradients = weights
+    in_update = programs["update"].temporary_bytes
+    in_critic = programs["critic_update"].temporary_bytes if critic else 0
+    in_scores = [one.temporary_bytes for name, one in programs.items() if name.endswith("score")]
+    in_rollout = max(programs[name].temporary_bytes for name in ("prefill", "decode"))
+    in_sync = programs["weight_sync"].temporary_bytes
+    batch = programs["update"].argument_bytes - state
+    return {
+        "parameters": weights,
+        "reference": 0,
+        **frozen,
+        "critic": critic,
+        "optimizer": optimizer,
+        "gradients": gradients,
+        "activations": max(in_update - gradients, 0),
+        "batch": max(batch, 0),
+        "sampler_weights": view,
+        "kv_cache": cache,
+        "sampler_temporaries": in_rollout,
+        **(
+            moments := {
+                "while_updating": state + critic + max(batch, 0) + max(in_update, in_critic),
+                "while_scoring": state + critic + max(batch, 0) + max(in_scores, default=0),
+                "while_sampling": state + critic + view + cache + in_rollout,
+                "while_syncing": state + critic + view + in_sync,
+            }
+        ),
+        "total": max(moments.values()),
+    }
+
+
+def advice_for(
+    config: RunConfig,
+    stage: RlStage,
+    rows: int,
+    total: int,
+    chip: Chip,
+    memory: dict[str, int],
+    mesh: jax.sharding.Mesh,
+) -> list[str]:
+    """By how much it is too large, and what would make it smaller."""
+    over = total - chip.memory_bytes
+    lines = [
+        f"too large by {over / 1e9:.1f} GB a device ({total / 1e9:.1f} of "
+        f"{chip.memory_bytes / 1e9:.1f})"
+    ]
+    state = memory["parameters"] + memory["optimizer"] + memory["gradients"]
+    if memory["while_updating"] >= memory["while_sampling"]:
+        if config.model.remat == "none":
+            lines.append('set model.remat = "minimal": no more than products are kept of a layer')
+        if config.model.remat != "block":
+            lines.append('set model.remat = "block": activations of one layer at a time')
+        if rows > mesh.shape["data"] * mesh.shape["fsdp"] and memory["activations"] > over / 2:
+            lines.append(f"lower stages.{stage.name}.micro.rows from {rows}")
+        if state > chip.memory_bytes / 2:
+            times = 2 ** math.ceil(math.log2(state / (chip.memory_bytes / 2)))
+            lines.append(
+                f"parameters, optimizer and gradients take {state / 1e9:.1f} GB of each: raise "
+                f"mesh.fsdp {times} times, on as many more devices"
+            )
+    else:
+        lines.append(
+            f"the cache takes {memory['kv_cache'] / 1e9:.1f} GB: lower engine.slots, or set "
+            "engine.cache_tokens"
+        )
+    if memory["sampler_weights"] > chip.memory_bytes / 3:
+        lines.append(
+            f"the sampler's weights take {memory['sampler_weights'] / 1e9:.1f} GB, which mesh.fsdp "
+            "does not split: raise mesh.tensor"
+        )
+    return lines

@@ -1,0 +1,39 @@
+"""What a plan says of a run that ran out of memory on the devices that are here."""
+
+from __future__ import annotations
+
+from jaxrl_vr.plan.chips import Chip
+from jaxrl_vr.plan.plan import planned, planned_model, rl_stage
+from jaxrl_vr.plan.report import memory_table
+from jaxrl_vr.sharding import device_memory, make_mesh
+from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.micro import NoRowFits, is_out_of_memory
+from jaxrl_vr.train.rl_stage import RlStage
+
+_LEAST = (
+    'lower micro.rows (or set it to "auto"), set model.remat = "block", or split the model '
+    "over more devices: mesh.fsdp, mesh.tensor"
+)
+
+
+def explained(config: RunConfig, error: Exception) -> str:
+    """The error, with the memory that the run's RL stage takes and what would make it fit."""
+    said = f"out of memory: {str(error).splitlines()[0]}"
+    if not any(isinstance(stage, RlStage) for stage in config.stages):
+        return f"{said}\n{_LEAST}"
+    stage = rl_stage(config, None)
+    mesh = make_mesh(config.mesh)
+    kind = mesh.devices.flat[0].device_kind
+    memory = device_memory(mesh)
+    # Only bytes are shown, so the chip's speeds do not matter.
+    chip = Chip(kind, 1.0, 1.0, memory, 1.0, 1.0, 1.0, 1, "the device itself")
+    try:
+        found = planned(config, stage, planned_model(config), mesh, chip, kind, lambda _: None)
+    except NoRowFits as no_row:
+        return f"{said}\n{no_row}"
+    except RuntimeError as again:
+        if not is_out_of_memory(again):
+            raise
+        return f"{said}\n{_LEAST}"
+    lines = [said, f"what `jaxrl-vr plan` says of stage {stage.name!r} on these devices:"]
+    return "\n".join([*lines, *memory_table(found), *(found["advice"] or [_LEAST])])

@@ -1,0 +1,91 @@
+"""Plans against the number of chips: what grows, what is printed, what is drawn."""
+
+import json
+
+import jax
+import pytest
+
+from jaxrl_vr.plan import plan as plan_module
+from jaxrl_vr.plan.topology import num_devices
+
+CONFIG = """
+run_dir = "runs/planned"
+[mesh]
+fsdp = 2
+data = 1
+[model]
+type = "random"
+width = 64
+layers = 1
+heads = 2
+ffn = 64
+max_length = 32
+attention = "xla"
+[tokenizer]
+type = "char"
+alphabet = "0123456789+=>,"
+[engine]
+slots = 8
+steps_per_call = 4
+[[data]]
+name = "train"
+type = "arithmetic"
+digits = 1
+[[stages]]
+type = "rl"
+name = "rl"
+data = ["train"]
+steps = 2
+prompts = 4
+samples = 2
+max_prompt_tokens = 16
+sampling = { max_new_tokens = 16 }
+micro = { rows = 4 }
+optimizer = { type = "adamw", learning_rate = 1e-3 }
+"""
+
+
+@pytest.fixture
+def benchmark(module):
+    return module("scaling")
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "planned.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_work_grows_with_the_chips(benchmark, path):
+    config = benchmark.grown(path, 8, 2)
+    (stage,) = config.stages
+    assert (stage.prompts, stage.micro.rows, config.engine.slots) == (16, 16, 32)
+    assert (config.mesh.fsdp, config.mesh.data) == (8, -1)
+    assert benchmark.grown(path, 512, 2).mesh.fsdp == 64
+
+
+def test_lines_and_picture(benchmark, path, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(benchmark, "has_libtpu", lambda: True)
+    monkeypatch.setattr(
+        plan_module, "devices", lambda topology, _: jax.devices()[: num_devices(topology)]
+    )
+    out = tmp_path / "scaling.svg"
+    arguments = ["--config", str(path), "--topologies", "v5e:1x2", "v5e:2x2", "--out", str(out)]
+    benchmark.main(arguments)
+    two, four = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (two["devices"], four["devices"]) == (2, 4)
+    assert four["sampled_tokens"] == 2 * two["sampled_tokens"] == 16 * 16
+    assert four["tokens"] == 2 * two["tokens"] == 512
+    assert two["tokens_per_s"] == pytest.approx(two["tokens"] / two["step_s"])
+    # The state is split over twice as many.
+    assert four["memory_bytes"] < two["memory_bytes"]
+    drawn = out.read_text()
+    assert "even growth" in drawn and "chips" in drawn
+
+
+def test_without_libtpu_it_says_how_to_get_it(benchmark, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "has_libtpu", lambda: False)
+    benchmark.main([])
+    assert "libtpu is not installed" in json.loads(capsys.readouterr().out)["skipped"]
