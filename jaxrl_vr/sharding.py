@@ -266,7 +266,7 @@ def to_host(tree: Any) -> Any:
 
 def device_memory(mesh: Mesh) -> int:
     """Bytes of a device's memory; of the machine's, divided by its devices, on CPU."""
-    device = mesh.devices.flat[0]
+    device = next(iter(mesh.local_devices), mesh.devices.flat[0])
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats and "bytes_limit" in stats:
         return int(stats["bytes_limit"])
