@@ -7,7 +7,8 @@ prints a JSON line for the update of a config's RL stage with all its rows, and 
 micro-batch of each of the lengths. A line has the bytes of a device (arguments, temporaries, in
 all), the products and their ratio to the model's own (6 N a token, and attention three times), what
 goes between devices along `fsdp` in a micro-batch beside one copy of the gathered weights, and the
-arrays, if any, that hold all scores of a row or all logits of its tokens. Needs libtpu.
+arrays, if any, that hold all scores of a row or all logits of its tokens. What the compiler refuses
+because it does not fit has its reason instead. Needs libtpu.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from jaxrl_vr.plan.roofline import num_params
 from jaxrl_vr.plan.topology import NO_LIBTPU, chip_of, devices, has_libtpu, mesh_of
 from jaxrl_vr.rollout.batch import Shape
 from jaxrl_vr.train.config import RunConfig
-from jaxrl_vr.train.micro import Update
+from jaxrl_vr.train.micro import Update, is_out_of_memory
 from jaxrl_vr.train.policy import learner_of, update_of
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tpu" / "qwen2.5_7b_v5e-4x4_grpo.toml"
@@ -133,7 +134,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         one = dataclasses.replace(update, num_rows=least)
         shapes += [(one, Shape(length, least)) for length in args.lengths]
         for of_shape, shape in shapes:
-            print(json.dumps(measured(of_shape, shape, model, mesh, args.topology)), flush=True)
+            try:
+                line = measured(of_shape, shape, model, mesh, args.topology)
+            except jax.errors.JaxRuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                line = {
+                    "benchmark": "update_tpu",
+                    "topology": args.topology,
+                    "remat": remat,
+                    "row_length": shape.row_length,
+                    "rows": shape.rows,
+                    "refused": str(error).splitlines()[0],
+                }
+            print(json.dumps(line), flush=True)
 
 
 if __name__ == "__main__":

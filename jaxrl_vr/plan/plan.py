@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -227,8 +226,7 @@ def _too_large(
 ) -> dict[str, Any]:
     """What the compiler refused: its own words, and sizes by formulas."""
     found = roofline_plan(config, stage, chip, topology, mesh.size)
-    said = re.search(r"[^.\n]*(?:Exceeded|exceeds)[^.\n]*(?:\.\d[^.\n]*)*", error)
-    reason = said[0].strip() if said else error.splitlines()[0]
+    reason = error.removeprefix("RESOURCE_EXHAUSTED:").strip().splitlines()[0]
     memory = {**dict.fromkeys(("gradients", "activations", "kv_cache"), 0), **found["memory"]}
     memory["while_updating"] = memory["gradients"] + memory["activations"]
     memory["while_sampling"] = memory["kv_cache"]

@@ -14,7 +14,6 @@ ROOT = Path(__file__).parents[2]
 NEEDS_LIBTPU = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason='needs libtpu: pip install "jax[tpu]"'
 )
-LENGTHS = 8192, 16384, 32768
 
 
 @pytest.fixture
@@ -52,11 +51,11 @@ def test_arrays_of_all_scores_or_all_logits_are_found(benchmark, shape, is_forbi
 
 
 @functools.cache
-def compiled_lines():
-    """Those of Qwen2.5-7B on v5e:4x4, from a process of its own: this one's flags are for speed."""
-    lengths = map(str, LENGTHS)
+def compiled_lines(topology, *lengths):
+    """Those of Qwen2.5-7B, from a process of its own: this one's flags are for speed."""
+    arguments = "--topology", topology, "--lengths", *map(str, lengths)
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.update_tpu", "--lengths", *lengths],
+        [sys.executable, "-m", "benchmarks.update_tpu", *arguments],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"},
         capture_output=True,
@@ -70,21 +69,23 @@ def compiled_lines():
 @pytest.mark.slow
 @NEEDS_LIBTPU
 def test_an_update_of_7_billion_parameters_fits_and_wastes_little():
-    line = compiled_lines()[0]
+    line, short = compiled_lines("v5e:4x4", 512)
     assert line["row_length"] == 4096 and line["rows"] * line["micro_batches"] == 64
     assert line["device_bytes"] < line["chip_bytes"]
     assert line["flops_over_model"] < 1.4
-    # Each layer's weights are gathered for the forward and for the backward pass, and once its
-    # gradient goes the other way.
-    assert line["moved_over_weights"] < 3
+    assert line["forbidden"] == short["forbidden"] == []
+    # Each layer's weights are gathered for the forward and for the backward pass. In a short row
+    # little else is moved; in longer ones, activations are, for the gradients of weights.
+    assert short["moved_over_weights"] < 2
 
 
 @pytest.mark.tpu
 @pytest.mark.slow
 @NEEDS_LIBTPU
 def test_memory_grows_evenly_with_the_row():
-    lines = compiled_lines()
-    assert [line["row_length"] for line in lines[1:]] == list(LENGTHS)
+    # As many chips with more memory, or the longest would not fit.
+    lines = compiled_lines("v5p:2x2x4", 8192, 16384, 32768)[1:]
+    assert [line["row_length"] for line in lines] == [8192, 16384, 32768]
     assert all(line["forbidden"] == [] for line in lines)
-    short, middle, long = (line["temp_bytes"] for line in lines[1:])
-    assert long - middle < 2.2 * (middle - short)
+    short, middle, long = (line["temp_bytes"] for line in lines)
+    assert long - middle < 2.1 * (middle - short)
