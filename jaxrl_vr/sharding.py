@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from pydantic import Field, model_validator
 
@@ -100,13 +101,10 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh over `devices` (default: all of every process) with the axes of `MESH_AXES`."""
     devices = jax.devices() if devices is None else list(devices)
     sizes = axis_sizes(config, len(devices))
+    # An axis may take part of one of the network's: 8 of the 16 chips of a side.
+    placed = create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
     # Auto: shardings of inputs and constraints guide the compiler, which places the rest itself.
-    return jax.make_mesh(
-        tuple(sizes.values()),
-        MESH_AXES,
-        axis_types=(AxisType.Auto,) * len(MESH_AXES),
-        devices=devices,
-    )
+    return Mesh(placed, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def _working_mesh(sizes: Mapping[str, int], num_devices: int) -> str:
