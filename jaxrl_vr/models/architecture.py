@@ -2,36 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from jaxrl_vr.config import Config
-
-# Arrays are indexed by int32.
-Size = Annotated[int, Field(gt=0, lt=2**31)]
-
-
-class Llama3Scaling(Config):
-    """Llama 3.1's rotary scaling: long wavelengths are stretched, short ones kept."""
-
-    factor: float = Field(default=8.0, gt=0, lt=1e30)
-    """How far the longest wavelengths are stretched."""
-    low_freq_factor: float = 1.0
-    """Wavelengths above original_length / this are stretched in full."""
-    high_freq_factor: float = 4.0
-    """Wavelengths below original_length / this are kept."""
-    original_length: Size = 8192
-    """Context length of the pretraining, in tokens."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Llama3Scaling:
-        if not 0 < self.low_freq_factor < self.high_freq_factor:
-            raise ValueError(
-                f"low_freq_factor = {self.low_freq_factor} must lie above 0 and below "
-                f"high_freq_factor = {self.high_freq_factor}; Llama 3 has 1 and 4"
-            )
-        return self
+from jaxrl_vr.models.rope_scaling import LinearScaling, RopeScaling, Size, YarnScaling
 
 
 class Architecture(Config):
@@ -57,7 +33,7 @@ class Architecture(Config):
     """The LM head is the embedding."""
     rope_theta: float = Field(default=10_000.0, gt=0, lt=1e30)
     """Base of the rotary wavelengths."""
-    rope_scaling: Llama3Scaling | None = None
+    rope_scaling: RopeScaling | None = None
     """Rotary scaling; None is plain RoPE."""
     norm_eps: float = Field(default=1e-5, ge=0, lt=1)
     """Added to the mean square in RMSNorm."""
@@ -75,7 +51,45 @@ class Architecture(Config):
             raise ValueError(
                 f"head_dim = {self.head_dim} is odd; rotary embedding turns pairs, so make it even"
             )
+        scaling = self.rope_scaling
+        if isinstance(scaling, YarnScaling):
+            if self.rope_theta <= 1:
+                raise ValueError(
+                    f"rope_theta = {self.rope_theta} with YaRN: raise it above 1, 10000 is usual"
+                )
+            scaling.check_length(self.max_length)
         return self
+
+    @property
+    def longest(self) -> int:
+        """The context that can be asked for, in tokens: under YaRN all that it reaches, whatever
+        the model is meant for."""
+        scaling = self.rope_scaling
+        return scaling.longest if isinstance(scaling, YarnScaling) else self.max_length
+
+    def with_scaling(self, scaling: LinearScaling | YarnScaling) -> Architecture:
+        """The model with a rotary scaling, and the context that this reaches.
+
+        Raises:
+          ValueError: it has another one, or was trained on shorter contexts.
+        """
+        own = self.rope_scaling
+        if own == scaling:
+            return self.model_copy(update={"max_length": self.longest})
+        if own is not None:
+            raise ValueError(
+                f"rope_scaling: the model has one of its own ({own}), and a second would not start "
+                "from its pretraining; leave it out"
+            )
+        if isinstance(scaling, LinearScaling):
+            longest = int(scaling.factor * self.max_length)
+            return self.model_copy(update={"rope_scaling": scaling, "max_length": longest})
+        if scaling.original_length > self.max_length:
+            raise ValueError(
+                f"rope_scaling.original_length = {scaling.original_length} exceeds the model's own "
+                f"context of {self.max_length}; set it to what the model was pretrained with"
+            )
+        return self.model_copy(update={"rope_scaling": scaling, "max_length": scaling.longest})
 
     @property
     def has_qkv_bias(self) -> bool:

@@ -28,12 +28,28 @@ _FIELDS = {
     "rms_norm_eps": "norm_eps",
     "max_position_embeddings": "max_length",
 }
-_LLAMA3_FIELDS = {
-    "factor": "factor",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "original_max_position_embeddings": "original_length",
+# Kind of rotary scaling -> its fields in a config.json -> ours.
+_SCALINGS = {
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position_embeddings": "original_length",
+    },
+    "yarn": {
+        "factor": "factor",
+        "original_max_position_embeddings": "original_length",
+        "beta_fast": "beta_fast",
+        "beta_slow": "beta_slow",
+        "attention_factor": "attention_factor",
+        "mscale": "mscale",
+        "mscale_all_dim": "mscale_all_dim",
+        "truncate": "truncate",
+    },
 }
+# Of YaRN, that transformers takes its default for where they are missing, null or 0.
+_OPTIONAL = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")
 # Keys of a config.json that change the computation, and the only value we compute.
 _ONLY = {
     "hidden_act": "silu",
@@ -145,17 +161,50 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
         raise ValueError(f"config.json: rope_parameters by layer ({list(rope)}) is not supported")
     if kind == "default":
         return theta, None
-    if kind != "llama3":
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         raise ValueError(
-            f"config.json: rope_type = {kind!r} is not supported; only 'default' and 'llama3' are"
+            f"config.json: rope_type = {kind!r} is not supported; only 'default', 'linear', "
+            "'llama3' and 'yarn' are"
         )
-    missing = [name for name in _LLAMA3_FIELDS if rope.get(name) is None]
+    found = _with_defaults(config, rope) if kind == "yarn" else rope
+    return theta, {"type": kind} | _numbers(kind, found)
+
+
+def _with_defaults(config: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, Any]:
+    """What YaRN is given, with what transformers puts where something is missing."""
+    found = {k: v for k, v in rope.items() if not (k in _OPTIONAL and v in (None, 0))}
+    if found.get("attention_factor") is None:
+        found.pop("attention_factor", None)
+    if found.get("truncate", True) is None:
+        found["truncate"] = False
+    original = "original_max_position_embeddings"
+    longest = config["max_position_embeddings"]
+    given = (config.get(original), rope.get(original), longest)
+    found[original] = next(value for value in given if value is not None)
+    if found.get("factor") is None and _is_number(found[original]) and found[original]:
+        found["factor"] = longest / found[original]
+    return found
+
+
+def _numbers(kind: str, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a scaling in our words.
+
+    Raises:
+      ValueError: one is missing or of another type.
+    """
+    needed = _SCALINGS["llama3"] if kind == "llama3" else ("factor",)
+    missing = [name for name in needed if rope.get(name) is None]
     if missing:
-        raise ValueError(f"config.json: rope_type = 'llama3' lacks {', '.join(missing)}")
-    for name in _LLAMA3_FIELDS:
-        if not _is_number(rope[name]):
-            raise ValueError(f"config.json: {name} = {repr(rope[name])[:60]} must be a number")
-    return theta, {ours: rope[name] for name, ours in _LLAMA3_FIELDS.items()}
+        raise ValueError(f"config.json: rope_type = {kind!r} lacks {', '.join(missing)}")
+    given = {name: rope[name] for name in _SCALINGS[kind] if name in rope}
+    for name, value in given.items():
+        if name == "truncate":
+            is_right, expected = isinstance(value, bool), "true or false"
+        else:
+            is_right, expected = _is_number(value), "a number"
+        if not is_right:
+            raise ValueError(f"config.json: {name} = {repr(value)[:60]} must be {expected}")
+    return {_SCALINGS[kind][name]: value for name, value in given.items()}
 
 
 def config_of(arch: Architecture) -> dict[str, Any]:
@@ -163,8 +212,10 @@ def config_of(arch: Architecture) -> dict[str, Any]:
     values = arch.model_dump()
     rope = values["rope_scaling"]
     if rope is not None:
-        rope = {name: rope[ours] for name, ours in _LLAMA3_FIELDS.items()}
-        rope["rope_type"] = "llama3"
+        kind = rope["type"]
+        named = {name: rope[ours] for name, ours in _SCALINGS[kind].items()}
+        rope = {name: value for name, value in named.items() if value is not None}
+        rope["rope_type"] = kind
     config = {
         "model_type": arch.family,
         **{name: values[ours] for name, ours in _FIELDS.items()},
@@ -176,3 +227,11 @@ def config_of(arch: Architecture) -> dict[str, Any]:
         return {**config, "attention_bias": False, "mlp_bias": False}
     config["use_sliding_window"] = False
     return config if arch.family == "qwen2" else {**config, "attention_bias": False}
+
+
+def with_rotary(config: Mapping[str, Any], arch: Architecture) -> dict[str, Any]:
+    """A config.json with the rotary embedding and the context of `arch`."""
+    written = config_of(arch)
+    changed = ("rope_theta", "rope_scaling", "max_position_embeddings")
+    kept = {name: value for name, value in config.items() if name != "rope_parameters"}
+    return kept | {name: written[name] for name in changed}

@@ -15,7 +15,6 @@ from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_vr.arrays import check
 from jaxrl_vr.models.architecture import Architecture
@@ -24,6 +23,7 @@ from jaxrl_vr.models.blockwise import ATTENDED
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages, empty_pages
 from jaxrl_vr.models.params import Params, declare
 from jaxrl_vr.models.quantized import product, quantized_layer
+from jaxrl_vr.models.rotary import rotary_angles, rotate
 from jaxrl_vr.models.serve import decode_attention, extend_attention
 from jaxrl_vr.sharding import SAMPLE_RULES, constrain
 
@@ -353,32 +353,3 @@ def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     x32 = x.astype(jnp.float32)
     x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     return (x32 * jnp.expand_dims(scale.astype(jnp.float32), range(x.ndim - 1))).astype(x.dtype)
-
-
-def rotary_angles(arch: Architecture, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of each token's rotation, each [B, T, Q / 2] float32."""
-    frequency = jnp.asarray(rotary_frequencies(arch), jnp.float32)
-    angle = positions.astype(jnp.float32)[..., None] * frequency[None, None]
-    return jnp.cos(angle), jnp.sin(angle)
-
-
-def rotary_frequencies(arch: Architecture) -> np.ndarray:
-    """Radians a token for each pair of a head, [Q / 2] float64, with Llama 3's scaling if set."""
-    pair = np.arange(0, arch.head_dim, 2, dtype=np.float64)
-    frequency = arch.rope_theta ** (-pair / arch.head_dim)
-    scaling = arch.rope_scaling
-    if scaling is None:
-        return frequency
-    # Between the two wavelengths the stretched and the kept frequency are blended linearly.
-    turns = scaling.original_length * frequency / (2 * np.pi)
-    span = scaling.high_freq_factor - scaling.low_freq_factor
-    kept = np.clip((turns - scaling.low_freq_factor) / span, 0.0, 1.0)
-    return frequency * (kept + (1.0 - kept) / scaling.factor)
-
-
-def rotate(x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
-    """Rotary embedding of [B, T, heads, Q]; a pair is (i, i + Q / 2), as Hugging Face has it."""
-    cos, sin = (a[:, :, None] for a in rotary)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-    return turned.astype(x.dtype)

@@ -80,14 +80,7 @@ def architecture(config: RunConfig) -> Architecture:
     if not isinstance(section, PretrainedModel):
         vocab = section.vocab_size or config.tokenizer.build(None).vocab_size
         return section.architecture(vocab)
-    arch = _named(section.path)
-    longest = section.max_length or arch.max_length
-    if longest > arch.max_length:
-        raise ValueError(
-            f"model.max_length = {longest} exceeds the model's own context of {arch.max_length}; "
-            "lower it"
-        )
-    return arch.model_copy(update={"max_length": longest})
+    return section.architecture(_named(section.path))
 
 
 def teacher(config: RunConfig, student: Transformer, name: str) -> Transformer:

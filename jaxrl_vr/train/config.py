@@ -17,7 +17,8 @@ from jaxrl_vr.config import Config, LocalPath, parse
 from jaxrl_vr.data.sources import FileSource, ProceduralSource, Source
 from jaxrl_vr.data.tokenizer import CharTokenizerConfig, HFTokenizerConfig
 from jaxrl_vr.metrics.sinks import LoggingConfig
-from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
+from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.models.rope_scaling import LinearScaling, RopeScaling, YarnScaling
 from jaxrl_vr.models.transformer import Remat
 from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.sharding import MeshConfig
@@ -61,7 +62,7 @@ class RandomModel(Config):
     """The LM head is the embedding."""
     rope_theta: float = 10_000.0
     """Base of the rotary wavelengths; raise it for long contexts."""
-    rope_scaling: Llama3Scaling | None = None
+    rope_scaling: RopeScaling | None = None
     """Rotary scaling; None is plain RoPE."""
     norm_eps: float = 1e-5
     """Added to the mean square in RMSNorm."""
@@ -106,7 +107,10 @@ class PretrainedModel(Config):
     revision: str | None = None
     """Commit, branch or tag of a hub id."""
     max_length: PositiveInt | None = None
-    """Context to use, in tokens; None is the model's own."""
+    """Context to use, in tokens; None is the model's own, or what `rope_scaling` reaches."""
+    rope_scaling: Annotated[LinearScaling | YarnScaling, Field(discriminator="type")] | None = None
+    """Takes a model that ships without one beyond its context: `{ type = "yarn", factor = 4,
+    original_length = 32768 }` is what Qwen recommends for 128k tokens, and not for short texts."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute dtype; weights and log-probs are float32. bfloat16 on accelerators."""
     remat: Remat = "none"
@@ -114,6 +118,31 @@ class PretrainedModel(Config):
     other cheap steps), "block" (everything: least memory, a third more products)."""
     attention: Literal["auto", "xla", "splash"] = "auto"
     """Of the learner: "splash" runs TPU kernels, "xla" anywhere; "auto" goes by the platform."""
+
+    @model_validator(mode="after")
+    def _check(self) -> PretrainedModel:
+        if isinstance(self.rope_scaling, YarnScaling) and self.max_length is not None:
+            self.rope_scaling.check_length(self.max_length)
+        return self
+
+    def architecture(self, own: Architecture) -> Architecture:
+        """The model of the folder, with the rotary scaling and the context that are asked for.
+
+        Raises:
+          ValueError: it has another scaling, or cannot take such a context.
+        """
+        try:
+            arch = own if self.rope_scaling is None else own.with_scaling(self.rope_scaling)
+        except ValueError as error:
+            raise ValueError(f"model.{error}") from None
+        longest = arch.max_length if self.max_length is None else arch.longest
+        if self.max_length is not None and self.max_length > longest:
+            more = "" if arch.rope_scaling else ", or set model.rope_scaling"
+            raise ValueError(
+                f"model.max_length = {self.max_length} exceeds the model's own context of "
+                f"{longest}; lower it{more}"
+            )
+        return arch.model_copy(update={"max_length": self.max_length or longest})
 
 
 Model = Annotated[RandomModel | PretrainedModel, Field(discriminator="type")]

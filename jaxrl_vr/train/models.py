@@ -42,7 +42,7 @@ def build_model(config: RunConfig) -> Built:
     if isinstance(section, PretrainedModel):
         folder = hf.locate(section.path, revision=section.revision)
         # Before the tokenizer, whose library has its own words for a faulty config.json.
-        arch = _limited(hf.architecture_from_config(hf.read_config(folder)), section)
+        arch = section.architecture(hf.architecture_from_config(hf.read_config(folder)))
         tokenizer = config.tokenizer.build(str(folder))
     else:
         tokenizer = config.tokenizer.build(None)
@@ -178,6 +178,9 @@ def _model_folder(config: RunConfig, arch: Architecture, name: str) -> Path:
             error
         )
     found = hf.architecture_from_config(hf.read_config(folder))
+    section = config.model
+    if isinstance(section, PretrainedModel) and section.rope_scaling and not found.rope_scaling:
+        found = found.model_copy(update={"rope_scaling": section.rope_scaling})
     if found.model_copy(update={"max_length": arch.max_length}) != arch:
         raise ValueError(
             f"init = {name!r} holds a model of another shape ({found}) than [model] ({arch}); name "
@@ -205,14 +208,3 @@ def load_folder(folder: Path, mesh: jax.sharding.Mesh) -> tuple[Architecture, An
             "export, or download the model again"
         )
     return arch, weights
-
-
-def _limited(arch: Architecture, section: PretrainedModel) -> Architecture:
-    if section.max_length is None:
-        return arch
-    if section.max_length > arch.max_length:
-        raise ValueError(
-            f"model.max_length = {section.max_length} exceeds the model's own context of "
-            f"{arch.max_length}; lower it"
-        )
-    return arch.model_copy(update={"max_length": section.max_length})

@@ -25,6 +25,7 @@ from jaxrl_vr.metrics.console import Console
 from jaxrl_vr.metrics.throughput import Phases
 from jaxrl_vr.metrics.writer import Writer
 from jaxrl_vr.models import hf, hf_export
+from jaxrl_vr.models.hf_config import with_rotary
 from jaxrl_vr.sharding import make_mesh
 from jaxrl_vr.train.check import check_sizes, check_texts, check_verifiers, oddities
 from jaxrl_vr.train.config import PretrainedModel, RunConfig
@@ -267,8 +268,14 @@ def _run_export(ctx: Context, stage: ExportStage) -> Path:
 def export(ctx: Context, weights: Any, out: Path, dtype: hf_export.FileDtype) -> None:
     """Writes a folder that `transformers` loads: config, weights, tokenizer."""
     source = None if ctx.model_folder is None else hf.read_config(ctx.model_folder)
-    # The config may have limited the context; the folder keeps the model's own.
-    arch = ctx.model.arch if source is None else hf.architecture_from_config(source)
+    arch = ctx.model.arch
+    section = ctx.config.model
+    if source is not None and isinstance(section, PretrainedModel):
+        # The config may have limited the context; the folder keeps all that the model takes.
+        unlimited = section.model_copy(update={"max_length": None})
+        arch = unlimited.architecture(hf.architecture_from_config(source))
+        if section.rope_scaling is not None:
+            source = with_rotary(source, arch)
     hf_export.export(
         out,
         arch,

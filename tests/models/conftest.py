@@ -7,8 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
+from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import declare, is_param, shardings
+from jaxrl_vr.models.rope_scaling import Llama3Scaling, YarnScaling
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh, place
 
@@ -21,6 +22,13 @@ ARCHS = {
         kv_heads=1,
         rope_theta=500.0,
         rope_scaling=Llama3Scaling(original_length=16),
+    ),
+    "yarn-qwen2": Architecture(
+        **{**SIZES, "head_dim": 8},
+        kv_heads=2,
+        family="qwen2",
+        rope_theta=100.0,
+        rope_scaling=YarnScaling(factor=8.0, original_length=8, beta_fast=1.0, beta_slow=0.1),
     ),
     "qwen2": Architecture(**SIZES, kv_heads=2, family="qwen2", norm_eps=1e-6),
     "qwen3": Architecture(

@@ -33,6 +33,14 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 1.5,
+    "beta_slow": 0.1,
+}
 # name: configuration, dtype of the file, largest file
 MODELS = {
     "llama-gqa-tied": (
@@ -70,6 +78,13 @@ MODELS = {
             num_key_value_heads=2,
             head_dim=12,
             rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        ),
+        "bfloat16",
+        "5GB",
+    ),
+    "qwen2-yarn": (
+        transformers.Qwen2Config(
+            **SIZES, num_key_value_heads=2, tie_word_embeddings=True, rope_parameters=YARN
         ),
         "bfloat16",
         "5GB",

@@ -80,8 +80,11 @@ def test_fixtures_cover_what_families_differ_in(one_device):
     scaled = archs["llama3-scaled"]
     assert scaled.rope_scaling is not None and scaled.rope_scaling.original_length == 16
     assert scaled.rope_theta == 500.0
-    with np.load(FIXTURES[0].parent / "llama3-scaled" / "logits.npz") as saved:
-        assert len(saved["tokens_0"]) == 36
+    yarn = archs["qwen2-yarn"].rope_scaling
+    assert yarn is not None and yarn.original_length == 16 and yarn.magnitude > 1.1
+    for name in ("llama3-scaled", "qwen2-yarn"):
+        with np.load(FIXTURES[0].parent / name / "logits.npz") as saved:
+            assert len(saved["tokens_0"]) == 36
     bias = read(FIXTURES[0].parent / "qwen2-bias", one_device)[1]["layers"]["q_bias"]
     assert np.abs(bias).min() > 0
 

@@ -5,8 +5,9 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
-from jaxrl_vr.models.hf_config import architecture_from_config, config_of
+from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.models.hf_config import architecture_from_config, config_of, with_rotary
+from jaxrl_vr.models.rope_scaling import LinearScaling, Llama3Scaling, YarnScaling
 
 SMOLLM2 = {
     "architectures": ["LlamaForCausalLM"],
@@ -154,6 +155,22 @@ PUBLIC = {
 }
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+PUBLIC["qwen2.5 for 128k"] = (
+    {**QWEN25_1B, "max_position_embeddings": 131072, "rope_scaling": YARN},
+    PUBLIC["qwen2.5"][1].model_copy(
+        update={
+            "rope_scaling": YarnScaling(factor=4.0, original_length=32768),
+            "max_length": 131072,
+        }
+    ),
+)
+PUBLIC["linear"] = (
+    {**SMOLLM2, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    PUBLIC["smollm2"][1].model_copy(update={"rope_scaling": LinearScaling(factor=4.0)}),
+)
+
+
 def without(config, *names):
     return {k: v for k, v in config.items() if k not in names}
 
@@ -180,6 +197,85 @@ def test_early_spelling_of_the_rope_type():
     rope = without(LLAMA_3_2_1B["rope_scaling"], "rope_type")
     config = {**LLAMA_3_2_1B, "rope_scaling": {**rope, "type": "llama3"}}
     assert architecture_from_config(config) == PUBLIC["llama-3.2"][1]
+
+
+# As a config.json may say it -> how transformers reads it.
+YARNS = {
+    "all numbers": (
+        {"beta_fast": 16, "beta_slow": 2, "attention_factor": 1.5, "truncate": False}
+        | {"mscale": 0.7, "mscale_all_dim": 1.0},
+        {"beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.5, "truncate": False}
+        | {"mscale": 0.7, "mscale_all_dim": 1.0},
+    ),
+    "nulls and zeros": (
+        dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), 0)
+        | {"attention_factor": None, "truncate": None},
+        {"truncate": False},
+    ),
+    "no factor": ({"factor": None}, {"factor": 1.25}),
+    "no original length": (
+        {"original_max_position_embeddings": None, "factor": 2.0},
+        {"original_length": 40960, "factor": 2.0},
+    ),
+    "early spelling": ({"type": "yarn", "rope_type": None}, {}),
+}
+
+
+@pytest.mark.parametrize("changed, expected", YARNS.values(), ids=list(YARNS))
+def test_yarn_is_read_as_transformers_reads_it(changed, expected):
+    rope = {k: v for k, v in (YARN | changed).items() if (k, v) != ("rope_type", None)}
+    config = {**QWEN25_1B, "max_position_embeddings": 40960, "rope_scaling": rope}
+    arch = architecture_from_config(config)
+    numbers = {"factor": 4.0, "original_length": 32768} | expected
+    assert arch.rope_scaling == YarnScaling(**numbers)
+    assert (arch.max_length, arch.longest) == (
+        40960,
+        numbers["factor"] * numbers["original_length"],
+    )
+    assert architecture_from_config(config_of(arch)) == arch
+
+
+def test_original_length_beside_the_scaling_comes_first():
+    config = {**QWEN25_1B, "rope_scaling": YARN, "original_max_position_embeddings": 16384}
+    assert architecture_from_config(config).rope_scaling.original_length == 16384
+
+
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"factor": 0.5}, "rope_scaling.factor = 0.5: must be greater than or equal to 1"),
+        ({"factor": "4"}, "factor = '4' must be a number"),
+        ({"attention_factor": 0}, "rope_scaling.attention_factor = 0: must be greater than 0"),
+        ({"truncate": "no"}, "truncate = 'no' must be true or false"),
+        ({"original_max_position_embeddings": 0}, "rope_scaling.original_length = 0: must be"),
+        (
+            {"original_max_position_embeddings": 8000},
+            "max_length = 32768 exceeds rope_scaling.factor = 4 x original_length = 8000, 32000 "
+            "tokens; lower it, or set factor to 4.1",
+        ),
+    ],
+    ids=str,
+)
+def test_faulty_yarn_is_one_message(changed, message):
+    with pytest.raises(ValueError) as caught:
+        architecture_from_config({**QWEN25_1B, "rope_scaling": YARN | changed})
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith("config.json")
+
+
+def test_linear_scaling_without_its_factor_is_refused():
+    with pytest.raises(ValueError, match=r"config.json: rope_type = 'linear' lacks factor"):
+        architecture_from_config({**SMOLLM2, "rope_scaling": {"type": "linear"}})
+
+
+def test_another_rotary_embedding_is_written_over_that_of_a_config():
+    arch = PUBLIC["qwen2.5 for 128k"][1]
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    source = without(QWEN25_1B, "rope_theta") | {"rope_parameters": rope}
+    written = with_rotary(source, arch)
+    assert architecture_from_config(written) == arch
+    assert "rope_parameters" not in written and written["bos_token_id"] == 151643
+    assert written["max_position_embeddings"] == 131072
 
 
 def test_defaults_of_llama():
@@ -231,11 +327,14 @@ def test_sliding_layers_are_refused():
     assert architecture_from_config({**QWEN3_06B, "layer_types": ["full_attention"] * 28}).layers
 
 
-@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic", "longrope"])
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "proportional"])
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
 def test_other_rotary_scalings_are_refused(kind, key):
     rope = {"rope_type": kind, "factor": 4.0}
-    with pytest.raises(ValueError, match=rf"rope_type = '{kind}' is not supported; only 'default'"):
+    message = (
+        rf"rope_type = '{kind}' is not supported; only 'default', 'linear', 'llama3' and 'yarn'"
+    )
+    with pytest.raises(ValueError, match=message):
         architecture_from_config({**without(QWEN25_1B, "rope_scaling"), key: rope})
 
 

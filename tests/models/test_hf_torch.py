@@ -33,6 +33,14 @@ SCALED = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 24,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 300.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 12,
+    "beta_fast": 1.5,
+    "beta_slow": 0.1,
+}
 CONFIGS = {
     "llama-6-2": ("Llama", dict(num_attention_heads=6, num_key_value_heads=2)),
     "llama-tied-mha": (
@@ -55,6 +63,27 @@ CONFIGS = {
     "qwen3-tied": (
         "Qwen3",
         dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True),
+    ),
+    "qwen2-yarn": (
+        "Qwen2",
+        dict(num_attention_heads=4, num_key_value_heads=2, head_dim=12, rope_parameters=YARN),
+    ),
+    "qwen3-yarn-mscale": (
+        "Qwen3",
+        dict(
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=12,
+            rope_parameters=YARN | {"mscale": 2.0, "mscale_all_dim": 0.5, "truncate": False},
+        ),
+    ),
+    "llama-linear": (
+        "Llama",
+        dict(
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            rope_parameters={"rope_type": "linear", "rope_theta": 300.0, "factor": 3.0},
+        ),
     ),
     "qwen3-mha": ("Qwen3", dict(num_attention_heads=3, num_key_value_heads=3, head_dim=4)),
 }
@@ -124,7 +153,7 @@ def test_in_and_out(kind, values, tmp_path, one_device):
     np.testing.assert_array_equal(torch_logits(again, tokens), expected)
 
 
-@pytest.mark.parametrize("name", ["llama3-scaled", "qwen2-untied", "qwen3-tied"])
+@pytest.mark.parametrize("name", ["llama3-scaled", "qwen2-yarn", "qwen2-untied", "qwen3-tied"])
 def test_greedy_completion_equals_that_of_the_export(name, tmp_path, one_device):
     random_model(*CONFIGS[name]).save_pretrained(tmp_path / "theirs")
     arch, params = hf.load(tmp_path / "theirs", rules=TRAIN_RULES, mesh=one_device)

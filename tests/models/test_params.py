@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
+from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import _maker, abstract, declare, init, is_param, shardings
+from jaxrl_vr.models.rope_scaling import Llama3Scaling
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 
 

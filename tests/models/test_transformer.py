@@ -1,7 +1,6 @@
-"""The transformer's own promises: packing, decoding, rematerialisation, sharding, rotation."""
+"""The transformer's own promises: packing, decoding, rematerialisation, sharding."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +8,9 @@ import numpy as np
 import pytest
 from pages_by_hand import ByHand
 
-from jaxrl_vr.models.architecture import Architecture, Llama3Scaling
+from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import init, shardings
-from jaxrl_vr.models.transformer import (
-    Transformer,
-    rms_norm,
-    rotary_angles,
-    rotary_frequencies,
-    rotate,
-)
+from jaxrl_vr.models.transformer import Transformer, rms_norm
 from jaxrl_vr.plan.program import Program
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh, sharding_of
 
@@ -244,89 +237,3 @@ def test_rms_norm_by_hand():
     np.testing.assert_allclose(rms_norm(x, jnp.asarray([2.0, 1.0]), 3.5), [[1.5, 1.0]], rtol=1e-6)
     half = rms_norm(x.astype(jnp.bfloat16), jnp.asarray([2.0, 1.0]), 3.5)
     assert half.dtype == jnp.bfloat16
-
-
-def arch_with(**changes):
-    sizes = dict(vocab_size=8, width=8, layers=1, heads=1, kv_heads=1, head_dim=8, ffn=8)
-    return Architecture(**{**sizes, **changes})
-
-
-def test_plain_rotary_frequencies_by_hand():
-    arch = arch_with(rope_theta=10_000.0)
-    np.testing.assert_allclose(rotary_frequencies(arch), [1.0, 0.1, 0.01, 0.001], rtol=1e-12)
-
-
-def llama3_by_loop(theta, head_dim, factor, low, high, original):
-    """As the Llama 3.1 release describes it: by wavelength, one pair at a time."""
-    out = []
-    for i in range(head_dim // 2):
-        frequency = 1.0 / theta ** (2 * i / head_dim)
-        wavelength = 2 * math.pi / frequency
-        if wavelength < original / high:
-            out.append(frequency)
-        elif wavelength > original / low:
-            out.append(frequency / factor)
-        else:
-            smooth = (original / wavelength - low) / (high - low)
-            out.append((1 - smooth) * frequency / factor + smooth * frequency)
-    return out
-
-
-@pytest.mark.parametrize(
-    "theta, head_dim, factor, low, high, original",
-    [
-        (500_000.0, 128, 8.0, 1.0, 4.0, 8192),
-        (500_000.0, 64, 32.0, 1.0, 4.0, 8192),
-        (500.0, 8, 4.0, 1.0, 4.0, 16),
-        (10_000.0, 64, 2.5, 0.5, 3.0, 100),
-    ],
-)
-def test_llama3_frequencies_equal_a_loop(theta, head_dim, factor, low, high, original):
-    scaling = Llama3Scaling(
-        factor=factor, low_freq_factor=low, high_freq_factor=high, original_length=original
-    )
-    arch = arch_with(head_dim=head_dim, rope_theta=theta, rope_scaling=scaling)
-    expected = llama3_by_loop(theta, head_dim, factor, low, high, original)
-    np.testing.assert_allclose(rotary_frequencies(arch), expected, rtol=1e-12)
-
-
-def test_llama3_frequencies_by_hand():
-    # theta 10^4, Q 8: plain frequencies 1, 0.1, 0.01, 0.001, so 40 pi tokens hold 20, 2, 0.2 and
-    # 0.02 turns (original_length is whole: 126 tokens hold 20.05, 2.005, 0.2005, 0.02005).
-    # 20 turns > 4: kept. 2.005 lies (2.005 - 1) / 3 = 0.3351 of the way: 0.1 (0.3351 + 0.6649 / 8).
-    # Both below 1: an eighth.
-    scaling = Llama3Scaling(factor=8.0, original_length=126)
-    got = rotary_frequencies(arch_with(rope_scaling=scaling))
-    np.testing.assert_allclose(got, [1.0, 0.041822, 0.00125, 0.000125], rtol=2e-4)
-
-
-def test_rotation_by_hand():
-    # Q = 2, one pair; a quarter turn takes (1, 0) to (0, 1) and (0, 1) to (-1, 0).
-    rotary = (jnp.zeros((1, 1, 1)), jnp.ones((1, 1, 1)))
-    x = jnp.asarray([[1.0, 0.0], [0.0, 1.0]]).reshape(1, 1, 2, 2)
-    np.testing.assert_array_equal(rotate(x, rotary)[0, 0], [[0.0, 1.0], [-1.0, 0.0]])
-
-
-def test_rotation_pairs_the_halves():
-    arch = arch_with()
-    x = jnp.zeros((1, 1, 1, 8)).at[..., 1].set(1.0)  # the pair of entry 1 is entry 5, frequency 0.1
-    turned = rotate(x, rotary_angles(arch, jnp.asarray([[5]])))[0, 0, 0]
-    expected = np.zeros(8)
-    expected[1], expected[5] = math.cos(0.5), math.sin(0.5)
-    np.testing.assert_allclose(turned, expected, atol=1e-7)
-
-
-def test_scores_depend_on_distance_only():
-    arch = arch_with(rope_scaling=Llama3Scaling(original_length=16))
-    rng = np.random.default_rng(0)
-    q, k = (jnp.asarray(rng.normal(size=(1, 1, 1, 8)), jnp.float32) for _ in range(2))
-
-    def score(at_q, at_k):
-        turned = [
-            rotate(x, rotary_angles(arch, jnp.asarray([[at]]))) for x, at in ((q, at_q), (k, at_k))
-        ]
-        return float(jnp.sum(turned[0] * turned[1]))
-
-    assert score(9, 4) == pytest.approx(score(1009, 1004), abs=1e-3)
-    assert score(9, 4) == pytest.approx(score(5, 0), abs=1e-5)
-    assert abs(score(9, 4) - score(9, 3)) > 1e-2

@@ -17,12 +17,16 @@ from engines import (
     random_request,
 )
 
+from jaxrl_vr.models.rope_scaling import YarnScaling
 from jaxrl_vr.rollout.batch import Shape, Trajectory, build
 from jaxrl_vr.sampler import decode
 from jaxrl_vr.sampler.engine import SlotEngine
 from jaxrl_vr.sampler.sizes import EngineConfig
 from jaxrl_vr.train.update import row_logprobs
 from jaxrl_vr.types import Forced
+
+# Completions of 20 tokens go beyond its original length.
+YARN = YarnScaling(factor=8.0, original_length=12, beta_fast=1.5, beta_slow=0.1)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -45,8 +49,9 @@ def logits_of(small, tokens):
         {"kv_heads": 1, "tied": True},
         {"family": "qwen2"},
         {"family": "qwen3", "kv_heads": 4, "head_dim": 6},
+        {"family": "qwen2", "head_dim": 8, "rope_theta": 100.0, "rope_scaling": YARN},
     ],
-    ids=["llama", "qwen2", "qwen3"],
+    ids=["llama", "qwen2", "qwen3", "yarn"],
 )
 def test_greedy_decode_equals_the_argmax_of_the_full_forward(
     make_small, make_request, drain, one_device, sizes

@@ -46,7 +46,7 @@ SUMS = 'tasks = ["sums"]\n'
         ("model.kv_heads=3", ["model: kv_heads = 3 does not divide heads = 2", "divisor"]),
         ("model.head_dim=3", ["model: head_dim = 3 is odd", "make it even"]),
         (
-            "model.rope_scaling={ low_freq_factor = 5 }",
+            "model.rope_scaling={ type = 'llama3', low_freq_factor = 5 }",
             ["model.rope_scaling", "low_freq_factor = 5.0 must lie above 0 and below"],
         ),
         ("sead=1", ["sead = 1", "did you mean `seed`"]),
