@@ -19,7 +19,7 @@ from jaxrl_vr.plan.report import (
     compiled,
     model_flops,
 )
-from jaxrl_vr.plan.roofline import check_heads, num_params
+from jaxrl_vr.plan.roofline import num_params
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, mesh_of
@@ -59,8 +59,7 @@ def plan(
     found = rl_stage(config, stage)
     model = planned_model(config)
     mesh = mesh_of(config.mesh, devices(topology, num_slices), num_slices)
-    check_heads(model.arch, mesh.shape["tensor"])
-    check_sizes(config, model.max_length, mesh)
+    check_sizes(config, model.arch, mesh)
     try:
         return planned(config, found, model, mesh, chip, topology, say)
     except jax.errors.JaxRuntimeError as error:

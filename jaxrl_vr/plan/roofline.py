@@ -133,7 +133,7 @@ def estimate(
     gathered = 2 * itemsize * N / arch.layers / choice.tensor
     logits = 3 * 4 * min(tokens, _LOGITS_CHUNK) * arch.vocab_size / choice.tensor
     of_token = 2 * arch.layers * arch.kv_heads * arch.head_dim * itemsize
-    groups = choice.data * choice.fsdp
+    groups = choice.data * choice.fsdp * choice.context
     cached = slots * rollouts.new_tokens + -(-slots // rollouts.samples) * rollouts.prompt_tokens
     cache = cached * of_token / groups / min(choice.tensor, arch.kv_heads)
     view = itemsize * N / choice.tensor
@@ -180,12 +180,12 @@ def estimate(
 def choices(
     arch: Architecture, num_devices: int, rollouts: Rollouts, row_length: int
 ) -> Iterator[Choice]:
-    """All that divide heads, rows and devices."""
+    """All that divide the model, rows and devices."""
     sizes = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
     for tensor, context, fsdp in itertools.product(sizes, sizes, sizes):
         if num_devices % (tensor * context * fsdp) or arch.heads % tensor or arch.ffn % tensor:
             continue
-        if arch.width % fsdp or row_length % (128 * context):
+        if arch.width % fsdp or arch.vocab_size % tensor or row_length % (128 * context):
             continue
         data = num_devices // (tensor * context * fsdp)
         rows = data * fsdp
@@ -193,20 +193,6 @@ def choices(
             for remat in get_args(Remat):
                 yield Choice(data, fsdp, context, tensor, rows, remat)
             rows *= 2
-
-
-def check_heads(arch: Architecture, tensor: int) -> None:
-    """Refuses a mesh that leaves heads whole.
-
-    Raises:
-      ValueError: `tensor` does not divide the query heads.
-    """
-    if arch.heads % tensor:
-        works = math.gcd(arch.heads, tensor)
-        raise ValueError(
-            f"mesh.tensor = {tensor} does not divide the model's {arch.heads} query heads; "
-            f"mesh.tensor = {works} works"
-        )
 
 
 def num_params(arch: Architecture) -> int:

@@ -11,7 +11,7 @@ from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.chips import Chip
 from jaxrl_vr.plan.known import architecture, teacher
-from jaxrl_vr.plan.roofline import Choice, Estimate, check_heads, choices, estimate, num_params
+from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate, num_params
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
 from jaxrl_vr.train.check import check_sizes
 from jaxrl_vr.train.config import RunConfig
@@ -30,6 +30,7 @@ def ranked(
     found = [
         (choice, _estimate(config, stage, choice, chip, arch, rollouts, row_length))
         for choice in choices(arch, num_devices, rollouts, row_length)
+        if config.engine.slots % (choice.data * choice.fsdp * choice.context) == 0
     ]
     fitting = [one for one in found if one[1].total_bytes <= _HEADROOM * chip.memory_bytes]
     return sorted(fitting, key=lambda one: one[1].step_s)
@@ -54,8 +55,7 @@ def roofline_plan(
     """A plan by formulas alone, of the config as it is."""
     arch, rollouts, row_length = _sizes(config, stage)
     sizes = axis_sizes(config.mesh, num_devices)
-    check_heads(arch, sizes["tensor"])
-    check_sizes(config, arch.max_length, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
+    check_sizes(config, arch, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
     choice = Choice(
         sizes["data"],
         sizes["fsdp"],

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
 
 from jaxrl_vr.data.tokenizer import Tokenizer
+from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.sampler.endings import Endings
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.rl_stage import RlStage
-from jaxrl_vr.train.stages import DpoStage, SftStage, TrainStage
+from jaxrl_vr.train.stages import DpoStage, SftStage, TrainStage, tasks_of
 from jaxrl_vr.verifiers.pool import Pool
 
 
 def check_sizes(
-    config: RunConfig, context: int, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+    config: RunConfig, arch: Architecture, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
 ) -> None:
-    """Raises ValueError if a stage or task could fail on its sizes at some later step.
+    """Raises ValueError if a stage or task could fail on its sizes at some later step, or if an
+    axis of the mesh would split nothing.
 
     Args:
       config: of the run.
-      context: most tokens that the model takes.
+      arch: of its model.
       mesh: devices of the run.
     """
+    context = arch.max_length
     if mesh.shape["expert"] > 1:
         raise ValueError(
             f"mesh.expert = {mesh.shape['expert']}: the model has no experts to split, so these "
             "devices would all do the same; set it to 1, and give them to data or fsdp"
         )
+    _check_model(arch, mesh)
+    if any(isinstance(stage, RlStage) or tasks_of(stage) for stage in config.stages):
+        _check_slots(config.engine.slots, mesh)
     for task in config.tasks:
         _check_room(f"tasks.{task.name}", task.sampling.max_new_tokens, context)
     for stage in config.stages:
         if isinstance(stage, TrainStage):
             _check_rows(stage, mesh)
+        if isinstance(stage, RlStage | DpoStage | SftStage):
+            _check_split(stage.name, stage.row_length(context), mesh)
         if isinstance(stage, RlStage):
             new = stage.sampling.max_new_tokens
             _check_room(f"stages.{stage.name}", new, context)
@@ -138,6 +147,49 @@ def _check_room(where: str, new: int, context: int) -> None:
         raise ValueError(
             f"{where}.sampling.max_new_tokens = {new} leaves no room for a prompt in the model's "
             f"context of {context}; lower it"
+        )
+
+
+def _check_model(arch: Architecture, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> None:
+    """Refuses devices that would all hold the same of a parameter, which the rules replicate where
+    its size does not divide."""
+    sizes = {
+        "tensor": {
+            "{} query heads": arch.heads,
+            "ffn of {}": arch.ffn,
+            "{} rows of the embedding": arch.vocab_size,
+        },
+        "fsdp": {"width of {}": arch.width},
+    }
+    for axis, of_axis in sizes.items():
+        split = mesh.shape[axis]
+        for what, size in of_axis.items():
+            if size % split:
+                works = math.gcd(split, *of_axis.values())
+                raise ValueError(
+                    f"mesh.{axis} = {split} does not divide the model's {what.format(size)}, so "
+                    f"its devices would all hold the same; mesh.{axis} = {works} works, with the "
+                    "other devices in data"
+                )
+
+
+def _check_slots(slots: int, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> None:
+    split = mesh.shape["data"] * mesh.shape["fsdp"] * mesh.shape["context"]
+    if slots % split:
+        raise ValueError(
+            f"engine.slots = {slots} cannot be split over data x fsdp x context = {split} devices, "
+            f"so that several would sample the same; use {-(-slots // split) * split}"
+        )
+
+
+def _check_split(stage: str, row: int, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> None:
+    """Refuses rows that `context` does not divide, of updates and of the scores before them."""
+    split = mesh.shape["context"]
+    if row % split:
+        raise ValueError(
+            f"stages.{stage}: mesh.context = {split} cannot split rows of {row} tokens "
+            f"(micro.row_length, by default the longest that may come); set micro.row_length = "
+            f"{-(-row // split) * split}, or mesh.context = {math.gcd(row, split)}"
         )
 
 

@@ -127,7 +127,7 @@ def build(config: RunConfig) -> tuple[jax.sharding.Mesh, Built, Mixtures]:
     keep_compiled()
     mesh = make_mesh(config.mesh)
     built = build_model(config)
-    check_sizes(config, built.model.max_length, mesh)
+    check_sizes(config, built.model.arch, mesh)
     check_texts(config, built.tokenizer, built.model.vocab_size)
     return mesh, built, Mixtures(config, built.tokenizer, built.model.max_length)
 

@@ -257,6 +257,78 @@ def test_sizes_are_checked_before_the_first_stage(tmp_path, capsys, override, pa
     assert "cannot change" not in said and "mesh: data 5" in said
 
 
+# What a mesh cannot split -> what is said -> the setting that is said to work.
+MESHES = {
+    "devices": (
+        ["mesh.fsdp=3", "mesh.data=1"],
+        "mesh: fsdp 3 = 3 is not the 8 devices; mesh.data = 8, mesh.fsdp = 1 works",
+        ["mesh.data=8", "mesh.fsdp=1"],
+    ),
+    "rows": (
+        ["mesh.context=4", "stages.cold.micro.row_length=18"],
+        "stages.cold: mesh.context = 4 cannot split rows of 18 tokens (micro.row_length, by "
+        "default the longest that may come); set micro.row_length = 20, or mesh.context = 2",
+        ["stages.cold.micro.row_length=20"],
+    ),
+    "rows by default": (
+        ["mesh.context=4", "model.max_length=18", "stages.cold.max_tokens=16"],
+        "stages.grpo: mesh.context = 4 cannot split rows of 18 tokens (micro.row_length, by "
+        "default the longest that may come); set micro.row_length = 20, or mesh.context = 2",
+        ["mesh.context=2"],
+    ),
+    "rows of pairs": (
+        ["mesh.context=8", "stages.pairs.max_tokens=6"],
+        "stages.pairs: mesh.context = 8 cannot split rows of 12 tokens (micro.row_length, by "
+        "default the longest that may come); set micro.row_length = 16, or mesh.context = 4",
+        ["stages.pairs.micro.row_length=16"],
+    ),
+    "heads": (
+        ["mesh.tensor=4"],
+        "mesh.tensor = 4 does not divide the model's 2 query heads, so its devices would all hold "
+        "the same; mesh.tensor = 2 works, with the other devices in data",
+        ["mesh.tensor=2"],
+    ),
+    "vocabulary": (
+        ["mesh.tensor=4", "model.heads=4", "model.vocab_size=18"],
+        "mesh.tensor = 4 does not divide the model's 18 rows of the embedding, so its devices "
+        "would all hold the same; mesh.tensor = 2 works, with the other devices in data",
+        ["mesh.tensor=2"],
+    ),
+    "ffn": (
+        ["mesh.tensor=4", "model.heads=4", "model.ffn=33"],
+        "mesh.tensor = 4 does not divide the model's ffn of 33, so its devices would all hold the "
+        "same; mesh.tensor = 1 works, with the other devices in data",
+        ["mesh.tensor=1"],
+    ),
+    "width": (
+        ["mesh.fsdp=8", "model.width=20"],
+        "mesh.fsdp = 8 does not divide the model's width of 20, so its devices would all hold the "
+        "same; mesh.fsdp = 4 works, with the other devices in data",
+        ["mesh.fsdp=4"],
+    ),
+    "slots": (
+        ["engine.slots=12"],
+        "engine.slots = 12 cannot be split over data x fsdp x context = 8 devices, so that several "
+        "would sample the same; use 16",
+        ["engine.slots=16"],
+    ),
+}
+
+
+@pytest.mark.parametrize("overrides, message, works", MESHES.values(), ids=list(MESHES))
+def test_what_a_mesh_cannot_split_is_said_without_running(
+    tmp_path, capsys, overrides, message, works
+):
+    dpo = sft("pairs", data="pairs").replace('"sft"', '"dpo"')
+    data = ONES + FILE.replace('"file"', '"pairs"').replace("data.jsonl", str(tmp_path / "p.jsonl"))
+    data += 'fields = { prompt = "q", completion = "a", rejected = "r" }\n'
+    (tmp_path / "p.jsonl").write_text('{"q": "1+1=", "a": ">", "r": "2"}\n')
+    path = config(tmp_path, sft("cold"), dpo, rl("grpo"), data=data)
+    args = "train", path, *overrides, "--dry-run"
+    assert message in call(capsys, *args, code=2)
+    call(capsys, *args, *works)
+
+
 def test_row_length_of_shorter_limits_is_enough(tmp_path):
     more = "max_prompt_tokens = 6\nmicro = { rows = 8, row_length = 10 }"
     assert load(RunConfig, [config(tmp_path, rl("grpo", more=more))]).stages[0].name == "grpo"
