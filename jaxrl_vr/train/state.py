@@ -20,10 +20,20 @@ class TrainState:
     optimizer: Any  # optax state, sharded like the parameters
     step: jax.Array  # [] int32, optimizer steps taken or skipped
     critic: Any = None  # the critic's own TrainState; None: the stage has no critic
+    ema: Any = None  # moving average of `trainable`, placed alike; None: the stage keeps none
 
 
-def create(trainable: Any, frozen: Any, transform: optax.GradientTransformation) -> TrainState:
-    """The state before the first update; the optimizer's part is created in its sharding."""
+def create(
+    trainable: Any,
+    frozen: Any,
+    transform: optax.GradientTransformation,
+    *,
+    has_ema: bool = False,
+) -> TrainState:
+    """The state before the first update; the optimizer's part is created in its sharding.
+
+    A moving average begins as a copy of the weights that train.
+    """
     shapes = abstract_state(trainable, {}, transform)
     out = jax.tree.map(lambda a: a.sharding, shapes.optimizer)
     return TrainState(
@@ -31,11 +41,17 @@ def create(trainable: Any, frozen: Any, transform: optax.GradientTransformation)
         frozen=frozen,
         optimizer=jax.jit(transform.init, out_shardings=out)(trainable),
         step=jax.device_put(jnp.int32(0), shapes.step.sharding),
+        # A copy, because both are donated at the first update.
+        ema=jax.tree.map(jnp.copy, trainable) if has_ema else None,
     )
 
 
 def abstract_state(
-    trainable: Any, frozen: Any, transform: optax.GradientTransformation
+    trainable: Any,
+    frozen: Any,
+    transform: optax.GradientTransformation,
+    *,
+    has_ema: bool = False,
 ) -> TrainState:
     """Shapes and shardings of a state, from arrays or from shapes with shardings."""
 
@@ -60,4 +76,5 @@ def abstract_state(
         frozen=frozen,
         optimizer=jax.tree_util.tree_map_with_path(of_moment, optimizer),
         step=step,
+        ema=trainable if has_ema else None,
     )

@@ -20,6 +20,7 @@ from jaxrl_vr.models.params import Params
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.rollout.batch import Batch
 from jaxrl_vr.sharding import TRAIN_RULES, num_shards, place, sharding_of
+from jaxrl_vr.train import ema
 from jaxrl_vr.train.objectives import Numbers, Objective
 from jaxrl_vr.train.state import TrainState
 
@@ -29,6 +30,7 @@ class Rates(NamedTuple):
 
     learning_rate: float | jax.Array
     max_grad_norm: float | jax.Array
+    ema_decay: float | jax.Array | None = None  # None: the state keeps no average
 
 
 def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
@@ -158,14 +160,16 @@ def update(
 ) -> tuple[TrainState, Metrics]:
     """One optimizer step.
 
-    A step whose loss or gradient is not finite changes no weight and no optimizer state, and is
-    counted in `optimizer/skipped`; the step counter, and with it every schedule, still advances.
+    A step whose loss or gradient is not finite changes no weight, no average of them and no
+    optimizer state, and is counted in `optimizer/skipped`; the step counter, and with it every
+    schedule, still advances.
 
     Args:
       state: donated.
       batch: [M, b, T] arrays.
       numbers: the objective's numbers, traced.
-      rates: learning rate and gradient clip, traced.
+      rates: learning rate, gradient clip and, where the state keeps one, decay of the average;
+        traced.
       loss, transform: static.
 
     Returns:
@@ -180,11 +184,17 @@ def update(
     steps, optimizer = transform.update(grad, state.optimizer, state.trainable)
     trainable = jax.tree.map(lambda p, s: p - rates.learning_rate * s, state.trainable, steps)
     keep = functools.partial(jnp.where, is_finite)
+    average = state.ema
+    if average is not None:
+        assert rates.ema_decay is not None, "a state with an average is updated with its decay"
+        average = ema.moved(average, trainable, rates.ema_decay)
+        average = jax.tree.map(keep, average, state.ema)
     state = TrainState(
         trainable=jax.tree.map(keep, trainable, state.trainable),
         frozen=state.frozen,
         optimizer=jax.tree.map(keep, optimizer, state.optimizer),
         step=state.step + 1,
+        ema=average,
     )
     return state, metrics | {
         "loss/total": Mean(value, jnp.int32(1)),
