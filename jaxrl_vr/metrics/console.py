@@ -52,6 +52,7 @@ SHOWN: dict[str, tuple[str, Literal["share", "tokens", "count", "number"]]] = {
     "optimizer/grad_norm": ("gradient norm", "number"),
     "optimizer/learning_rate": ("learning rate", "number"),
     "optimizer/skipped": ("updates skipped", "share"),
+    "noise/scale": ("noise scale, tokens", "count"),
     "speed/rollout_tokens_per_s": ("rollout tokens/s", "count"),
     "speed/update_tokens_per_s": ("update tokens/s", "count"),
     "speed/eval_tokens_per_s": ("eval tokens/s", "count"),

@@ -5,6 +5,12 @@ Masks: "trained tokens" are those with mask true, i.e. sampled ones of rollouts 
 
 Named by a config: `component/NAME`, a component of the scores, mean over the scored rollouts that
 have it; `source/NAME/accuracy` and `source/NAME/reward`, of the rollouts of a data source.
+
+Named by the model, with `diagnostics.layer_norms`, each a mean over the step's updates:
+`norms/grad/NAME`, norm of the gradient before clipping; `norms/weight/NAME`, of the weights before
+the update; `norms/update/NAME`, of what the update adds to them, with the learning rate in it, 0
+where it is skipped. NAME is `layer_00` and so on, or a parameter outside of layers: `embed`,
+`norm`, `head`.
 """
 
 METRICS: dict[str, str] = {
@@ -79,6 +85,10 @@ METRICS: dict[str, str] = {
     "optimizer/grad_norm_max": "the same, the largest of the step's updates",
     "optimizer/learning_rate": "learning rate, mean over the step's updates",
     "optimizer/skipped": "share of the step's updates that were skipped as not finite",
+    "noise/signal": "|G|^2 of the expected gradient, unbiased, so at times below 0; over updates",
+    "noise/trace": "trace of the gradient's covariance for a batch of one token; over updates",
+    "noise/scale": "gradient noise scale in tokens: noise/trace over noise/signal, of the step",
+    "noise/tokens": "tokens with a gradient of an update, what noise/scale compares with",
     "speed/verify_s": "seconds of verifying a response, mean over responses",
     "speed/verify_s_max": "the same, the largest",
     "verify/timeout": "share of the responses that ran past the verifier's deadline twice",

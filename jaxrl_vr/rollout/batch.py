@@ -118,7 +118,12 @@ def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
 
 
 def build(
-    trajectories: Sequence[Trajectory], weight: np.ndarray, shape: Shape, *, together: int = 1
+    trajectories: Sequence[Trajectory],
+    weight: np.ndarray,
+    shape: Shape,
+    *,
+    together: int = 1,
+    deal: Sequence[int] | None = None,
 ) -> Batch:
     """Packs one optimizer step.
 
@@ -131,6 +136,8 @@ def build(
       shape: rows and their length.
       together: so many sequences in a row of the list share a packed row, one behind the other: 2
         for pairs, whose segments are then 1 and 2, 3 and 4, and so on.
+      deal: a seed by which rows are dealt to micro-batches at random, so that none has the longest
+        of them; None: as they were packed, the longest first.
 
     Returns:
       A batch of numpy arrays; an optional one is None where no trajectory has it.
@@ -144,7 +151,7 @@ def build(
     for i, t in enumerate(trajectories):
         if t.mask[0] or (t.imitation is not None and t.imitation[0]):
             raise ValueError(f"trajectory {i}: its first token trains, but has no log-prob")
-    num_micro, places = _places([len(t.token_ids) for t in trajectories], shape, together)
+    num_micro, places = _places([len(t.token_ids) for t in trajectories], shape, together, deal)
 
     def packed(of_each: Sequence[Any], dtype: Any, empty: float = 0) -> Any:
         rows = np.full((num_micro * shape.rows, shape.row_length), empty, dtype)
@@ -232,13 +239,20 @@ def unpack(array: np.ndarray, lengths: Sequence[int], shape: Shape) -> list[np.n
 _Place = tuple[int, slice]  # row over all micro-batches, and tokens of it
 
 
-def _places(lengths: Sequence[int], shape: Shape, together: int = 1) -> tuple[int, list[_Place]]:
+def _places(
+    lengths: Sequence[int],
+    shape: Shape,
+    together: int = 1,
+    deal: Sequence[int] | None = None,
+) -> tuple[int, list[_Place]]:
     """Number of micro-batches, and where each sequence lies."""
     units = [sum(lengths[i : i + together]) for i in range(0, len(lengths), together)]
     rows = [
         [together * unit + i for unit in members for i in range(together)]
         for members in pack(units, shape.row_length)
     ]
+    if deal is not None:
+        rows = [rows[i] for i in np.random.default_rng(deal).permutation(len(rows))]
     num_micro = -(-len(rows) // shape.rows)
     places: dict[int, _Place] = {}
     for row, members in enumerate(rows):

@@ -41,6 +41,7 @@ def check_sizes(
     for stage in config.stages:
         if isinstance(stage, TrainStage):
             _check_rows(stage, mesh)
+            _check_noise_scale(stage, mesh)
         if isinstance(stage, RlStage | DpoStage | SftStage):
             _check_split(stage.name, stage.row_length(context), mesh)
         if isinstance(stage, RlStage):
@@ -200,6 +201,51 @@ def _check_rows(stage: TrainStage, mesh: jax.sharding.Mesh | jax.sharding.Abstra
             f"stages.{stage.name}.micro.rows = {stage.micro.rows} cannot be split over "
             f"data x fsdp = {split} devices; use {-(-stage.micro.rows // split) * split}"
         )
+
+
+def _check_noise_scale(
+    stage: TrainStage, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
+) -> None:
+    """Refuses the noise scale where an update can never have two micro-batches."""
+    if not stage.diagnostics.gradient_noise_scale:
+        return
+    if isinstance(stage, RlStage):
+        if stage.dynamic_sampling is not None:
+            return  # as many groups train as have contrast
+        groups = -(-stage.prompts // stage.fewest_updates)
+        is_pairs = stage.sequences_together > 1
+        most = groups * (1 if is_pairs else stage.samples)
+        of_each = "a pair" if is_pairs else f"samples = {stage.samples}"
+        given = f"prompts = {stage.prompts} in updates = {stage.fewest_updates} with {of_each} each"
+        more = "prompts"
+        if stage.lm_mix is not None:
+            most += stage.lm_mix.batch
+            given += f", and lm_mix.batch = {stage.lm_mix.batch}"
+    elif isinstance(stage, SftStage | DpoStage):
+        most, given, more = stage.batch, f"batch = {stage.batch}", "batch"
+    else:
+        return
+    rows = stage.micro.rows
+    if rows == "auto":
+        raise ValueError(
+            f"stages.{stage.name}.diagnostics.gradient_noise_scale compares micro-batches, and "
+            "micro.rows = 'auto' makes as few as the memory allows; give micro.rows a number"
+        )
+    if most > rows:
+        return
+    split = mesh.shape["data"] * mesh.shape["fsdp"]
+    works = split * (max(-(-most // 2), split) // split)
+    where = f"stages.{stage.name}"
+    fix = f"set {where}.micro.rows = {works}"
+    if works >= most:
+        fix = (
+            f"raise {where}.{more} until an update has more than {split} rows, the fewest of a "
+            f"micro-batch over data x fsdp = {split} devices"
+        )
+    raise ValueError(
+        f"{where}.diagnostics.gradient_noise_scale compares micro-batches, and an update would "
+        f"never have two: {given} fills at most {most} rows, and micro.rows = {rows}; {fix}"
+    )
 
 
 def _check_row_length(stage: TrainStage, longest: int, sum_of: str) -> None:

@@ -39,8 +39,12 @@ def run_dpo(ctx: Context, stage: DpoStage) -> tuple[object, list[Evaluation]]:
         pairs, cursor, dropped = take(mixture, stage.batch, cursor)
         metrics.add(dropped)
         with ctx.phases("update"):
-            batch = _batch(pairs, learner, state.frozen["reference"], shape)
-            rates = Rates(stage.optimizer.rate(step, stage.steps), stage.optimizer.max_grad_norm)
+            deal = None
+            if stage.diagnostics.gradient_noise_scale:
+                deal = (ctx.config.stage_seed(stage), step)
+            batch = _batch(pairs, learner, state.frozen["reference"], shape, deal)
+            rate = stage.optimizer.rate(step, stage.steps)
+            rates = Rates(rate, stage.optimizer.max_grad_norm, stage.ema_decay)
             state, found = learner.update(state, batch, {"beta": stage.beta}, rates)
             metrics.add(jax.device_get(found))
             ctx.phases.tokens("update", sum(len(p.chosen.ids + p.rejected.ids) for p in pairs))
@@ -50,8 +54,14 @@ def run_dpo(ctx: Context, stage: DpoStage) -> tuple[object, list[Evaluation]]:
     return run_stage(ctx, stage, mixture.start(), advance, frozen=frozen)
 
 
-def _batch(pairs: Sequence[Pair], learner: Learner, reference: Params, shape: Shape) -> Batch:
-    """The batch of one optimizer step, in which each pair counts once."""
+def _batch(
+    pairs: Sequence[Pair],
+    learner: Learner,
+    reference: Params,
+    shape: Shape,
+    deal: Sequence[int] | None,
+) -> Batch:
+    """The batch of one optimizer step, in which each pair counts once; `deal` is `build`'s."""
     every = [
         _trajectory(side, preference, i)
         for i, pair in enumerate(pairs)
@@ -66,7 +76,7 @@ def _batch(pairs: Sequence[Pair], learner: Learner, reference: Params, shape: Sh
     ]
     tokens = np.array([t.num_trained for t in scored]).reshape(-1, _PAIR).sum(1)
     weight = np.repeat(SequenceMean()(tokens, np.arange(len(pairs)), shape.row_length), _PAIR)
-    return learner.place(build(scored, weight, shape, together=_PAIR))
+    return learner.place(build(scored, weight, shape, together=_PAIR, deal=deal))
 
 
 def _trajectory(side: Demonstration, preference: float, group: int) -> Trajectory:

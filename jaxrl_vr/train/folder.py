@@ -33,8 +33,9 @@ on how far the run is: see `settled`."""
 def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[str, Any]:
     """The part of a config that a resumed run has to keep, but for `MAY_CHANGE`.
 
-    A stage that has begun keeps its table and its data. `eval` and `steps` may change until it is
-    done, `steps` only where no learning-rate schedule hangs on it (`train.folder` checks that). A
+    A stage that has begun keeps its table and its data. `eval`, `steps` and `diagnostics`, which
+    changes the numbers to rounding at most, may change until it is done, `steps` only where no
+    learning-rate schedule hangs on it (`train.folder` checks that). A
     stage that is done keeps these too, and its tasks with their data. What only later stages use
     is not settled, so that a fault in it can be corrected.
 
@@ -47,7 +48,7 @@ def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[st
     tasks = {name for stage in stages if stage.name in done for name in tasks_of(stage)}
     data = {name for stage in stages if isinstance(stage, TrainStage) for name in stage.sources}
     data |= {name for task in tasks for name in config.task(task).data}
-    open_keys = {"eval", "steps"}
+    open_keys = {"eval", "steps", "diagnostics"}
     return config.model_dump() | {
         "stages": [s.model_dump(exclude=None if s.name in done else open_keys) for s in stages],
         "tasks": [t.model_dump() for t in config.tasks if t.name in tasks],

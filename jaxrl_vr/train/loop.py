@@ -79,7 +79,8 @@ def run_stage(
       make_critic: from the starting weights to a critic's state; None: no critic.
 
     Returns:
-      The final parameters, and the evaluations along the way.
+      The final parameters (their average, where the stage ends with that), and the evaluations
+      along the way.
 
     Raises:
       Interrupted, TooManyUnscorable: after everything was saved.
@@ -91,6 +92,7 @@ def run_stage(
         at = _restore(ctx, stage, saved, transform, frozen or {}, make_critic, start)
         ctx.console.stage(stage.name, stage.steps, at.step)
         restored = at.step
+        noise = _NoiseWatch(ctx, stage)
         while True:
             try:
                 ctx.interrupt.check()
@@ -114,6 +116,7 @@ def run_stage(
             result["time/step_s"] = time.perf_counter() - began
             ctx.writer.write(stage.name, at.step, result)
             ctx.console.step(at.step, result)
+            noise(at.step, result)
             for of, name in (("", "optimizer/skipped"), (" of the critic", "critic/skipped")):
                 if result.get(name):
                     ctx.console.warn(
@@ -121,7 +124,8 @@ def run_stage(
                         f"{100 * result[name]:.0f} % of its updates were skipped"
                     )
         _settle(ctx, saved)
-    return at.state.trainable, at.evaluations
+    ends_with_average = stage.ema is not None and stage.ema.final
+    return at.state.ema if ends_with_average else at.state.trainable, at.evaluations
 
 
 def starting_weights(init: Any) -> Any:
@@ -133,10 +137,33 @@ def _evaluate_due(ctx: Context, stage: TrainStage, at: _Progress) -> None:
     if stage.eval is None or at.step == 0 or at.step % stage.eval.every:
         return
     done = {e.task for e in at.evaluations if e.step == at.step}
+    is_of_average = stage.ema is not None and stage.ema.evaluate
+    weights = at.state.ema if is_of_average else at.state.trainable
     for name in stage.eval.tasks:
         if name not in done:
-            answers = evaluate(ctx, ctx.config.task(name), at.state.trainable, stage.name, at.step)
+            answers = evaluate(ctx, ctx.config.task(name), weights, stage.name, at.step)
             at.evaluations.append(answers.evaluation)
+
+
+class _NoiseWatch:
+    """Says, once a stage, that a step had too few micro-batches for the noise scale."""
+
+    def __init__(self, ctx: Context, stage: TrainStage):
+        self._ctx = ctx
+        self._stage = stage
+        self._is_due = stage.diagnostics.gradient_noise_scale
+
+    def __call__(self, step: int, result: Mapping[str, float]) -> None:
+        # 0 where the policy was updated, each time by something finite.
+        if not self._is_due or result.get("optimizer/skipped") != 0 or "noise/signal" in result:
+            return
+        self._is_due = False
+        name, rows = self._stage.name, self._stage.micro.rows
+        self._ctx.console.warn(
+            f"{name} step {step}: no gradient noise scale, because what an update trains on fits "
+            f"into one micro-batch of {rows} rows; lower stages.{name}.micro.rows, or let an "
+            "update train on more"
+        )
 
 
 def _save(ctx: Context, saved: Checkpoints, at: _Progress) -> None:
@@ -179,7 +206,8 @@ def _restore(
     frozen = {name: make(init) for name, make in make_frozen.items()}
     hashes = {name: parameter_hash(params) for name, params in frozen.items()}
     critic = None if make_critic is None else make_critic(init)
-    state = dataclasses.replace(create(init, {}, transform), critic=critic)
+    state = create(init, {}, transform, has_ema=stage.ema is not None)
+    state = dataclasses.replace(state, critic=critic)
     step = saved.latest()
     if step is not None and step > stage.steps:
         raise ValueError(

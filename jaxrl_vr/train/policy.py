@@ -30,7 +30,8 @@ def learner_of(
     """The compiled update of a stage's policy."""
     transform = stage.optimizer.transform(model.declare())
     loss = policy_loss(model, _objective(stage))
-    return Learner(loss, policy_score(model), transform, mesh)
+    probe = stage.diagnostics.probe(model.declare())
+    return Learner(loss, policy_score(model), transform, mesh, probe)
 
 
 def _objective(stage: SftStage | DpoStage | RlStage) -> Objective:

@@ -323,7 +323,10 @@ class _Steps:
         if stage.lm_mix is not None and texts:
             part = mixed_in(part, texts, stage.lm_mix.coef)
             weight = np.pad(weight, (0, len(texts)))
-        return self._learner.place(build(part, weight, self._shape, together=together))
+        # The last number keeps it apart from the seed of what is selected.
+        deal = (*seed, 2) if stage.diagnostics.gradient_noise_scale else None
+        packed = build(part, weight, self._shape, together=together, deal=deal)
+        return self._learner.place(packed)
 
     def _update(
         self, state: TrainState, step: int, done: int, batch: Batch, carried: Carried
@@ -336,7 +339,7 @@ class _Steps:
             before = stage.updates_before(stage.num_warmup_steps)
             index = stage.updates_before(step) - before + done
             rate = stage.optimizer.rate(index, stage.total_updates - before)
-            rates = Rates(rate, stage.optimizer.max_grad_norm)
+            rates = Rates(rate, stage.optimizer.max_grad_norm, stage.ema_decay)
             policy = dataclasses.replace(state, critic=None)
             state, found = self._learner.update(policy, batch, carried.numbers(stage), rates)
             metrics |= jax.device_get(found)

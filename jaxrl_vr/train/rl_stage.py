@@ -324,6 +324,11 @@ class RlStage(TrainStage):
             return (UpdatesFrom(step=0, updates=self.updates),)
         return self.updates
 
+    @property
+    def fewest_updates(self) -> int:
+        """Optimizer steps of a pass over a rollout batch, where they are fewest."""
+        return min(u.updates for u in self._schedule())
+
     def updates_at(self, step: int) -> int:
         """Optimizer steps of a pass over the rollout batch of `step`."""
         return next(u.updates for u in reversed(self._schedule()) if u.step <= step)

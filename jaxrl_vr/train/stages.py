@@ -12,6 +12,8 @@ from pydantic import Field, PositiveInt, model_validator
 from jaxrl_vr.config import Config, LocalPath
 from jaxrl_vr.data.demonstrations import LossOn
 from jaxrl_vr.data.tokenizer import Tokenizer
+from jaxrl_vr.train.diagnostics import Diagnostics
+from jaxrl_vr.train.ema import Ema
 from jaxrl_vr.train.optimizer import AdamW
 from jaxrl_vr.train.weights import SequenceMean, TokenMean
 from jaxrl_vr.types import Forced, Sampling
@@ -172,6 +174,24 @@ class TrainStage(StageBase):
     """Micro-batches."""
     eval: Periodic | None = None
     """Evaluations along the way."""
+    ema: Ema | None = None
+    """Moving average of the weights; None: none is kept."""
+    diagnostics: Diagnostics = Diagnostics()
+    """What else is measured of updates."""
+
+    @model_validator(mode="after")
+    def _check_ema(self) -> TrainStage:
+        if self.ema is not None and not self.ema.final and self.eval is None:
+            raise ValueError(
+                "ema.final = false without eval: nobody would read the average; set final to true, "
+                "or eval to { every = …, tasks = […] }, or leave ema out"
+            )
+        return self
+
+    @property
+    def ema_decay(self) -> float | None:
+        """Decay of the average of the weights; None: there is none."""
+        return None if self.ema is None else self.ema.decay
 
     @property
     def sources(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.rollout.batch import Batch
 from jaxrl_vr.sharding import TRAIN_RULES, num_shards, place, sharding_of
 from jaxrl_vr.train import ema
+from jaxrl_vr.train.diagnostics import NO_PROBE, Probe
 from jaxrl_vr.train.objectives import Numbers, Objective
 from jaxrl_vr.train.state import TrainState
 
@@ -106,14 +107,19 @@ def policy_loss(model: Model, objective: Objective) -> MicroLoss:
 
 
 def gradients(
-    params: Params, batch: Batch, numbers: Numbers, *, loss: MicroLoss
+    params: Params,
+    batch: Batch,
+    numbers: Numbers,
+    *,
+    loss: MicroLoss,
+    probe: Probe = NO_PROBE,
 ) -> tuple[jax.Array, Params, Metrics]:
     """Loss, gradient (float32) and metrics of a whole batch, micro-batch by micro-batch."""
     compute = jax.value_and_grad(loss, has_aux=True)
 
     def one(params: Params, micro: Batch) -> tuple[jax.Array, Params, Metrics]:
         (value, metrics), grad = compute(params, micro, numbers)
-        return value, grad, metrics
+        return value, grad, metrics | probe.of_micro(grad)
 
     first = jax.tree.map(lambda a: a[0], batch)
     value, grad, metrics = jax.eval_shape(one, params, first)
@@ -157,6 +163,7 @@ def update(
     *,
     loss: MicroLoss,
     transform: optax.GradientTransformation,
+    probe: Probe = NO_PROBE,
 ) -> tuple[TrainState, Metrics]:
     """One optimizer step.
 
@@ -171,18 +178,21 @@ def update(
       rates: learning rate, gradient clip and, where the state keeps one, decay of the average;
         traced.
       loss, transform: static.
+      probe: what else is measured, static.
 
     Returns:
       The state after, and metrics.
     """
-    value, grad, metrics = gradients(state.trainable, batch, numbers, loss=loss)
-    norm = optax.tree.norm(grad)
+    value, grad, metrics = gradients(state.trainable, batch, numbers, loss=loss, probe=probe)
+    norm, unclipped = optax.tree.norm(grad), grad
+    metrics = probe.of_gradient(metrics, norm, batch)
     is_finite = jnp.isfinite(value) & jnp.isfinite(norm)
     scale = jnp.minimum(1.0, rates.max_grad_norm / jnp.maximum(norm, 1e-12))
     # where, not times zero: 0 * inf is NaN, and the moments would keep it.
     grad = jax.tree.map(lambda g: jnp.where(is_finite, g * scale, 0.0), grad)
     steps, optimizer = transform.update(grad, state.optimizer, state.trainable)
     trainable = jax.tree.map(lambda p, s: p - rates.learning_rate * s, state.trainable, steps)
+    metrics |= probe.of_step(unclipped, state.trainable, steps, rates.learning_rate, is_finite)
     keep = functools.partial(jnp.where, is_finite)
     average = state.ema
     if average is not None:
@@ -276,6 +286,7 @@ class Learner:
       score: what is asked of every token, without a gradient.
       transform: optimizer, for a learning rate of 1 downhill.
       mesh: where parameters live; rows are split over `data` and `fsdp`.
+      probe: what else is measured.
     """
 
     def __init__(
@@ -284,10 +295,11 @@ class Learner:
         score: Score,
         transform: optax.GradientTransformation,
         mesh: jax.sharding.Mesh,
+        probe: Probe = NO_PROBE,
     ):
         self.score = Scorer(score, mesh)
         self._mesh = mesh
-        step = functools.partial(update, loss=loss, transform=transform)
+        step = functools.partial(update, loss=loss, transform=transform, probe=probe)
 
         def keep_sharding(state: TrainState, *rest: Any) -> tuple[TrainState, Metrics]:
             shardings = self._shardings

@@ -145,6 +145,31 @@ def test_pairs_lie_in_one_row_one_behind_the_other(lengths, rows):
         assert segment % 2 == 1 and (at(batch.segment_ids, (row, other)) == segment + 1).all()
 
 
+@given(lengths, st.integers(1, 5), st.integers(0, 3))
+def test_dealt_rows_are_those_that_were_packed(lengths, rows, seed):
+    given_ = [trajectory(n, i, group=i) for i, n in enumerate(lengths)]
+    weight = np.arange(1, len(lengths) + 1)
+    plain = build(given_, weight, Shape(20, rows))
+    dealt, again = (build(given_, weight, Shape(20, rows), deal=(seed, 7)) for _ in range(2))
+    num_rows = sum(1 for ids in plain.segment_ids.reshape(-1, 20) if ids.any())
+    for name in ("tokens", "mask", "weight", "segment_ids"):
+        array, other = (getattr(b, name) for b in (plain, dealt))
+        np.testing.assert_array_equal(getattr(again, name), other)
+        assert other.shape == array.shape
+        found, packed = (a.reshape(-1, 20)[:num_rows].tolist() for a in (other, array))
+        assert sorted(found) == sorted(packed)
+        # What is empty stays at the end, where the learner skips it.
+        assert not other.reshape(-1, 20)[num_rows:].any()
+
+
+def test_dealt_rows_do_not_stand_by_length():
+    given_ = [trajectory(n, n) for n in range(11, 20)]
+    batch = build(given_, np.ones(9), Shape(20, 3), deal=(0,))
+    lengths = (batch.segment_ids > 0).sum(2).reshape(-1)[:9]
+    assert sorted(lengths) == list(range(11, 20))
+    assert list(lengths) != sorted(lengths, reverse=True)
+
+
 def test_dtypes():
     batch = build([trajectory(4, 0)], np.ones(1), Shape(4, 1))
     ints = ("tokens", "positions", "segment_ids", "version")

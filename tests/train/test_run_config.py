@@ -239,6 +239,21 @@ def test_sft_needs_no_verifier(tmp_path):
             "stages.cold.micro.rows=12",
             ["stages.cold.micro.rows = 12", "data x fsdp = 8 devices", "use 16"],
         ),
+        (
+            "stages.cold.diagnostics.gradient_noise_scale=true",
+            [
+                "stages.cold.diagnostics.gradient_noise_scale compares micro-batches",
+                "batch = 8 fills at most 8 rows, and micro.rows = 8",
+                "raise stages.cold.batch until an update has more than 8 rows",
+            ],
+        ),
+        (
+            "stages.grpo.diagnostics.gradient_noise_scale=true",
+            [
+                "prompts = 4 in updates = 1 with samples = 2 each fills at most 8 rows",
+                "micro.rows = 8; raise stages.grpo.prompts until an update has more than 8 rows",
+            ],
+        ),
         ("mesh.data=3", ["mesh: data 3 = 3 is not the 8 devices", "mesh.data = 8"]),
         ("model.vocab_size=5", ["tokenizer has 16 ids, the model only 5 rows"]),
         ('tokenizer.alphabet="00"', ["tokenizer.alphabet", "more than once"]),
@@ -334,6 +349,14 @@ def test_row_length_of_shorter_limits_is_enough(tmp_path):
     assert load(RunConfig, [config(tmp_path, rl("grpo", more=more))]).stages[0].name == "grpo"
 
 
+def test_what_is_said_of_a_noise_scale_that_cannot_act_helps(tmp_path, capsys):
+    more = "updates = 2\ndiagnostics = { gradient_noise_scale = true }"
+    args = "train", config(tmp_path, rl("grpo", more=more)), "--dry-run", "stages.grpo.samples=8"
+    said = call(capsys, *args, "stages.grpo.micro.rows=16", code=2)
+    assert "fills at most 16 rows, and micro.rows = 16; set stages.grpo.micro.rows = 8" in said
+    call(capsys, *args, "stages.grpo.micro.rows=8")
+
+
 # What a resumed run may change
 
 
@@ -356,6 +379,7 @@ def changed(tmp_path, *overrides, num_begun=2, done=("cold",)):
         "verifiers.workers=2",
         "stages.grpo.eval={ every = 1, tasks = ['sums'] }",
         "stages.grpo.steps=9",
+        "stages.grpo.diagnostics.layer_norms=true",
         "run_dir=elsewhere",
     ],
 )
