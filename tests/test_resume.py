@@ -7,13 +7,16 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import ROOT, cli, command, environment, metrics, summary, tiny
+from runs import ROOT, TINY, cli, command, environment, metrics, summary, tiny
+
+# The average of the weights is part of what is resumed, and the run ends with it.
+AVERAGED = TINY.replace("updates = 2\n", "updates = 2\nema = { decay = 0.9 }\n")
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    cli("train", tiny(folder), f'run_dir="{folder}/run"')
+    cli("train", tiny(folder, AVERAGED), f'run_dir="{folder}/run"')
     return folder / "run"
 
 
@@ -48,13 +51,13 @@ def without_seconds(found):
 
 
 def test_same_seed_same_parameters(uninterrupted, tmp_path):
-    cli("train", tiny(tmp_path), f'run_dir="{tmp_path}/run"')
+    cli("train", tiny(tmp_path, AVERAGED), f'run_dir="{tmp_path}/run"')
     assert without_seconds(summary(tmp_path / "run")) == without_seconds(summary(uninterrupted))
     assert metrics(tmp_path / "run") == metrics(uninterrupted)
 
 
 def test_other_seed_other_parameters(uninterrupted, tmp_path):
-    cli("train", tiny(tmp_path), f'run_dir="{tmp_path}/run"', "seed=1")
+    cli("train", tiny(tmp_path, AVERAGED), f'run_dir="{tmp_path}/run"', "seed=1")
     assert summary(tmp_path / "run")["parameter_hash"] != summary(uninterrupted)["parameter_hash"]
 
 
@@ -63,7 +66,7 @@ def test_other_seed_other_parameters(uninterrupted, tmp_path):
 )
 def test_killed_run_resumes_exactly(uninterrupted, tmp_path, stage, step):
     run_dir = tmp_path / "run"
-    config = tiny(tmp_path)
+    config = tiny(tmp_path, AVERAGED)
     code, _ = interrupted(
         config, run_dir, signal.SIGKILL, lambda: steps_done(run_dir, stage) >= step
     )
@@ -76,7 +79,7 @@ def test_killed_run_resumes_exactly(uninterrupted, tmp_path, stage, step):
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_signal_saves_and_ends(uninterrupted, tmp_path, signum):
     run_dir = tmp_path / "run"
-    config = tiny(tmp_path)
+    config = tiny(tmp_path, AVERAGED)
     # Checkpoints only at the signal: without its own, the run would start the stage anew.
     never = config.read_text().replace("every = 2\n", "every = 1000\n")
     config.write_text(never)
@@ -91,7 +94,7 @@ def test_signal_saves_and_ends(uninterrupted, tmp_path, signum):
 
 
 def test_changed_key_is_refused_with_both_values(uninterrupted, tmp_path):
-    args = ("train", tiny(tmp_path), f'run_dir="{uninterrupted}"')
+    args = ("train", tiny(tmp_path, AVERAGED), f'run_dir="{uninterrupted}"')
     output = cli(*args, "stages.grpo.kl.coef=0.1", code=2)
     assert "stages.grpo.kl.coef" in output and "0.05" in output and "0.1" in output
     output = cli(*args, "stages.grpo.steps=8", code=2)
@@ -99,7 +102,7 @@ def test_changed_key_is_refused_with_both_values(uninterrupted, tmp_path):
 
 
 def test_keys_that_may_change_do(uninterrupted, tmp_path):
-    args = ("train", tiny(tmp_path), f'run_dir="{uninterrupted}"')
+    args = ("train", tiny(tmp_path, AVERAGED), f'run_dir="{uninterrupted}"')
     before = summary(uninterrupted)["parameter_hash"]
     output = cli(*args, "logging.tensorboard=false", "checkpoint.keep=1", "verifiers.workers=1")
     assert "done before" in output

@@ -20,8 +20,8 @@ def memory_of(
     """Bytes of a device, and the most that is there at once."""
     optimizer = local_bytes(lowered.state.optimizer)
     frozen = {name: local_bytes(tree) for name, tree in lowered.state.frozen.items()}
-    critic = local_bytes(lowered.state.critic)
-    state = weights + optimizer + sum(frozen.values())
+    critic, average = local_bytes(lowered.state.critic), local_bytes(lowered.state.ema)
+    state = weights + optimizer + sum(frozen.values()) + average
     gradients = weights
     in_update = programs["update"].temporary_bytes
     in_critic = programs["critic_update"].temporary_bytes if critic else 0
@@ -34,6 +34,7 @@ def memory_of(
         "reference": 0,
         **frozen,
         "critic": critic,
+        "average": average,
         "optimizer": optimizer,
         "gradients": gradients,
         "activations": max(in_update - gradients, 0),

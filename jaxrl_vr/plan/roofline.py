@@ -76,7 +76,7 @@ class Estimate:
     def total_bytes(self) -> float:
         """Of a device, at the worst moment."""
         m = self.memory
-        of_learner = "parameters", "optimizer", "reference", "teacher", "critic"
+        of_learner = "parameters", "optimizer", "reference", "teacher", "critic", "average"
         state = sum(m[name] for name in of_learner)
         return state + max(m["gradients"] + m["activations"], m["sampler_weights"] + m["kv_cache"])
 
@@ -99,6 +99,7 @@ def estimate(
     teacher: int = 0,
     has_critic: bool = False,
     scores: int = 0,
+    has_average: bool = False,
 ) -> Estimate:
     """Memory and time of a choice.
 
@@ -114,6 +115,7 @@ def estimate(
       teacher: parameters of one.
       has_critic: whether a critic of the model's size learns beside it.
       scores: passes of the model over a step's tokens before the updates.
+      has_average: whether one more copy of the weights is kept, their moving average.
     """
     N = num_params(arch)
     split = choice.fsdp * choice.tensor
@@ -143,6 +145,7 @@ def estimate(
         "reference": 4 * N / split * has_reference,
         "teacher": 4 * teacher / split,
         "critic": 12 * N / split * has_critic,
+        "average": 4 * N / split * has_average,
         "gradients": 4 * N / split,
         "activations": kept + of_layer + gathered + logits,
         "sampler_weights": view,

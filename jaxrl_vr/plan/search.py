@@ -118,6 +118,7 @@ def _estimate(
         teacher=_teacher_params(config, stage, arch),
         has_critic=stage.critic is not None,
         scores=stage.num_scores + (stage.critic is not None),
+        has_average=stage.ema is not None,
     )
 
 

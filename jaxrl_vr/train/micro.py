@@ -59,7 +59,8 @@ class Update:
         """The program of all rows in micro-batches of this shape, lowered."""
         batch = abstract_batch(self.num_micro(shape), shape, self.optional)
         policy = dataclasses.replace(self.state, critic=None)
-        return self.learner.lower(policy, batch, self.numbers, Rates(1e-6, 1.0))
+        rates = Rates(1e-6, 1.0, None if policy.ema is None else 0.999)
+        return self.learner.lower(policy, batch, self.numbers, rates)
 
     def memory(self, shape: Shape) -> float:
         """Bytes of a device while it runs, by the compiler; infinite if that refuses to compile."""

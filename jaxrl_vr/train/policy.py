@@ -74,7 +74,8 @@ def update_of(
     frozen: dict[str, Any] = {"reference": params} if reference else {}
     if teacher is not None:
         frozen["teacher"] = abstract(teacher.declare(), TRAIN_RULES, mesh)
-    state = abstract_state(params, frozen, stage.optimizer.transform(model.declare()))
+    transform = stage.optimizer.transform(model.declare())
+    state = abstract_state(params, frozen, transform, has_ema=stage.ema is not None)
     if isinstance(stage, RlStage) and stage.critic is not None:
         state = dataclasses.replace(state, critic=_critic_state(stage.critic, model, mesh))
     return Update(learner, state, numbers, _optional(stage), num_rows)

@@ -15,7 +15,7 @@ from jaxrl_vr.plan.chips import CHIPS
 from jaxrl_vr.plan.plan import plan
 from jaxrl_vr.plan.report import attention_flops, axes_of
 from jaxrl_vr.plan.roofline import Choice, num_params
-from jaxrl_vr.plan.search import ranked, with_choice
+from jaxrl_vr.plan.search import ranked, roofline_plan, with_choice
 from jaxrl_vr.plan.topology import chip_of, mesh_of, num_devices
 from jaxrl_vr.sharding import MeshConfig, make_mesh
 from jaxrl_vr.train.config import RunConfig
@@ -100,17 +100,22 @@ def test_products_are_those_of_the_formula(config_file, on_cpu, remat, passes):
 
 
 def test_memory_is_that_of_the_arrays(config_file, on_cpu):
-    one, split = (planned(config_file, topology) for topology in ("v5e:1x1", "v5e:2x2"))
+    ema = "stages.rl.ema={ decay = 0.9 }"
+    one, split = (planned(config_file, topology, ema) for topology in ("v5e:1x1", "v5e:2x2"))
     arch = plan_module.planned_model(load(RunConfig, [config_file], [])).arch
     weights = 4 * num_params(arch)
     assert one["memory"]["parameters"] == weights
     assert one["memory"]["optimizer"] == pytest.approx(2 * weights, abs=8)
+    assert one["memory"]["average"] == weights
+    state = one["memory"]["while_syncing"] - one["programs"]["weight_sync"]["temporary_bytes"]
+    assert state == pytest.approx(5 * weights, abs=8)  # the sampler's copy with it
     assert one["memory"]["sampler_weights"] == weights
     # 16 slots and 4 prompts, each in a page of 64 on this platform, in blocks of 32 pages as there
     # is room for pages of 128; and what slots know.
     of_token = 2 * arch.layers * arch.kv_heads * arch.head_dim * 4
     assert one["memory"]["kv_cache"] == pytest.approx(2 * 32 * 64 * of_token, rel=0.02)
     assert split["memory"]["parameters"] == pytest.approx(weights / 4, rel=0.01)
+    assert split["memory"]["average"] == split["memory"]["parameters"]
     assert split["memory"]["sampler_weights"] == weights
     exchanged = {(e["kind"], e["axes"]) for e in split["programs"]["update"]["exchanges"]}
     assert ("all-gather", "fsdp") in exchanged
@@ -170,6 +175,18 @@ def test_a_large_model_is_split(config_file):
     found = ranked(config, stage, CHIPS["v5p"], 64)
     assert found and all(choice.fsdp * choice.tensor >= 16 for choice, _ in found)
     assert Choice(2, 2, 1, 2, 8, "none").mesh == {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+def test_an_average_is_one_more_copy_by_formulas(config_file):
+    found = []
+    for overrides in ([], ["stages.rl.ema={ decay = 0.9 }"]):
+        config = load(RunConfig, [config_file], overrides)
+        stage = plan_module.rl_stage(config, None)
+        plan_of_it = roofline_plan(config, stage, CHIPS["h100"], "h100:8", 8)
+        found.append(plan_of_it["memory"])
+    without, with_it = found
+    assert without["average"] == 0 and with_it["average"] == with_it["parameters"]
+    assert with_it["total"] - without["total"] == pytest.approx(with_it["parameters"])
 
 
 # What is asked wrongly
