@@ -30,12 +30,12 @@ import jax
 import numpy as np
 
 from benchmarks.machine import versions
+from jaxrl_vr.metrics.chips import CHIPS
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.paged import DecodePlan, ListReads
 from jaxrl_vr.models.paged_kernel import own_grid, prompt_grid
 from jaxrl_vr.models.params import abstract, is_param
 from jaxrl_vr.models.transformer import Transformer
-from jaxrl_vr.plan.chips import CHIPS
 from jaxrl_vr.plan.known import KNOWN
 from jaxrl_vr.plan.program import Program, memory_of
 from jaxrl_vr.plan.steps import full_plan

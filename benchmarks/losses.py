@@ -32,7 +32,7 @@ from benchmarks.rollout_and_update import (
     seconds_of,
 )
 from jaxrl_vr.losses import ppo_clip, scaled_logits, token_logprob, token_logprobs
-from jaxrl_vr.plan.chips import CHIPS
+from jaxrl_vr.metrics.chips import CHIPS
 from jaxrl_vr.plan.program import Program, memory_of
 from jaxrl_vr.plan.topology import NO_LIBTPU, devices, has_libtpu
 

@@ -21,22 +21,11 @@ from benchmarks.rollout_and_update import (
     rollout_limit,
     seconds_of,
 )
+from jaxrl_vr.metrics.chips import chip_of_kind
 from jaxrl_vr.models.architecture import Architecture
 
 # Decode steps of a timing of attention's products.
 _TIMED_STEPS = 4
-
-CHIPS = {
-    "TPU v4": (275e12, 1.228e12),
-    "TPU v5 lite": (197e12, 0.819e12),
-    "TPU v5": (459e12, 2.765e12),
-    "TPU v6 lite": (918e12, 1.64e12),
-    "NVIDIA A100-SXM4-80GB": (312e12, 2.039e12),
-    "NVIDIA H100 80GB HBM3": (989e12, 3.35e12),
-    "NVIDIA H200": (989e12, 4.8e12),
-}
-"""Device kind -> products a second in bfloat16 (FLOP), bytes a second from memory; of one chip, by
-its maker. float32 is held against the same peak: a TPU multiplies it in bfloat16 unless told."""
 
 
 class Cached(NamedTuple):
@@ -121,19 +110,20 @@ def chip_limit(
     """Seconds of a decode step at a chip's peaks and what binds, "bytes" or "products".
 
     Read are the weights, each prompt once and the slots' own tokens; multiplied are all rows with
-    the weights and the queries with what they attend. None: the chip is not in `CHIPS`.
+    the weights and the queries with what they attend. The peak is that of bfloat16, also for
+    float32: a TPU multiplies it in bfloat16 unless told. None: the chip is not in the table.
     """
-    if kind not in CHIPS:
+    chip = chip_of_kind(kind)
+    if chip is None:
         return None
-    flops_a_second, bytes_a_second = CHIPS[kind]
     weights = arch.layers * sum(i * o for i, o in product_shapes(arch).values())
     weights += arch.vocab_size * arch.width
     attended = slots * (cached.prompt_tokens + cached.own_tokens)
     flops = 2 * slots * weights + 4 * attended * arch.layers * arch.heads * arch.head_dim
     lying = cached.prompts * cached.prompt_tokens + slots * cached.own_tokens
     numbers = weights + 2 * lying * arch.layers * arch.kv_heads * arch.head_dim
-    of_products = flops / flops_a_second
-    of_bytes = numbers * jnp.dtype(dtype).itemsize / bytes_a_second
+    of_products = flops / chip.peak_flops
+    of_bytes = numbers * jnp.dtype(dtype).itemsize / chip.bandwidth
     return max((of_bytes, "bytes"), (of_products, "products"))
 
 

@@ -25,11 +25,11 @@ import jax
 
 from benchmarks.rollout_and_update import positive
 from jaxrl_vr.config import load
+from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params, update_flops
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.plan import planned_model, rl_stage
 from jaxrl_vr.plan.program import Program
-from jaxrl_vr.plan.report import attention_flops, exchanges_of, model_flops
-from jaxrl_vr.plan.roofline import num_params
+from jaxrl_vr.plan.report import exchanges_of
 from jaxrl_vr.plan.topology import NO_LIBTPU, chip_of, devices, has_libtpu, mesh_of
 from jaxrl_vr.rollout.batch import Shape
 from jaxrl_vr.train.config import RunConfig
@@ -67,14 +67,15 @@ def measured(update: Update, shape: Shape, model: Transformer, mesh: Any, topolo
     memory = program.memory_analysis()
     text = program.as_text()
     read = Program(text)
-    arch, N = model.arch, num_params(model.arch)
+    arch, N = model.arch, num_params(model.declare())
     num_micro = update.num_micro(shape)
     rows = num_micro * shape.rows
-    useful = model_flops(N, arch, rows, shape.row_length)
+    pairs = rows * causal_pairs(shape.row_length)
+    useful = update_flops(N, arch, rows * shape.row_length, pairs)
     # Those of the kernels are not in the text: forward, twice back, and once more where a block is
     # computed again.
     passes = 4 if model.remat == "block" else 3
-    products = read.flops() * mesh.size + passes * attention_flops(arch, rows, shape.row_length)
+    products = read.flops() * mesh.size + passes * attention_flops(arch, pairs)
     itemsize = 2 if model.dtype == "bfloat16" else 4
     gathered = itemsize * N / mesh.shape["tensor"]
     moved = sum(

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_vr.plan.chips import Chip
+from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.plan.plan import plan, rl_stage
 from jaxrl_vr.plan.report import table
 from jaxrl_vr.plan.search import ranked, roofline_plan, with_choice

@@ -6,7 +6,7 @@ import math
 
 import jax
 
-from jaxrl_vr.plan.chips import Chip
+from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.plan.report import Compiled
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.sharding import local_bytes

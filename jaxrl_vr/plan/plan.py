@@ -8,18 +8,13 @@ from typing import Any
 
 import jax
 
+from jaxrl_vr.metrics.chips import Chip
+from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params, update_flops
 from jaxrl_vr.models.transformer import Transformer
-from jaxrl_vr.plan.chips import Chip
 from jaxrl_vr.plan.known import architecture
 from jaxrl_vr.plan.memory import advice_for, memory_of
 from jaxrl_vr.plan.program import Program
-from jaxrl_vr.plan.report import (
-    Compiled,
-    attention_flops,
-    compiled,
-    model_flops,
-)
-from jaxrl_vr.plan.roofline import num_params
+from jaxrl_vr.plan.report import Compiled, compiled
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, mesh_of
@@ -120,7 +115,9 @@ def planned(
         # Kernels' products are not in the text.
         kernels = 0.0
         if of_model.attention != "xla":
-            kernels = passes * attention_flops(of_model.arch, rows, length) / mesh.size
+            kernels = (
+                passes * attention_flops(of_model.arch, rows * causal_pairs(length)) / mesh.size
+            )
         text = Program(program.as_text() or "", trips=lambda _: steps, branch=_longest)
         arguments = text, program.memory_analysis(), chip, mesh
         return compiled(*arguments, kernel_flops=kernels, must_read=must_read)
@@ -166,8 +163,8 @@ def planned(
     learning = {name: times * programs[name].seconds for name, times in runs.items()}
     update_s = learning["update"]
     step_s = rollout_s + sum(learning.values()) + programs["weight_sync"].seconds
-    N = num_params(arch)
-    useful = model_flops(N, arch, rows, length) * updates
+    N = num_params(model.declare())
+    useful = update_flops(N, arch, rows * length, rows * causal_pairs(length)) * updates
     total = memory["total"]
     fits = total <= chip.memory_bytes
     generated = rollouts.count * rollouts.new_tokens

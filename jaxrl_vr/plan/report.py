@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_vr.models.architecture import Architecture
-from jaxrl_vr.plan.chips import Chip
+from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.plan.program import Collective, Program
 
 
@@ -156,17 +155,6 @@ def _seconds(one: Collective, chip: Chip, mesh: jax.sharding.Mesh) -> float:
     slices = {getattr(mesh.devices.flat[d], "slice_index", 0) for d in group}
     bandwidth = chip.axis_bandwidth if len(slices) == 1 else chip.dcn_bandwidth
     return twice * one.bytes * (n - 1) / n / bandwidth
-
-
-def attention_flops(arch: Architecture, rows: float, length: int) -> float:
-    """Of one causal pass forward over all layers: half of all pairs, scores and values."""
-    pairs = rows * length * (length + 1) / 2
-    return 4 * arch.layers * arch.heads * arch.head_dim * pairs
-
-
-def model_flops(num_params: int, arch: Architecture, rows: float, length: int) -> float:
-    """Of an update by the field's formula: 6 N a token, and attention forward and twice back."""
-    return 6 * num_params * rows * length + 3 * attention_flops(arch, rows, length)
 
 
 def table(found: Mapping[str, Any]) -> str:

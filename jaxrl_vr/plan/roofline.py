@@ -10,15 +10,13 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, get_args
+from typing import get_args
 
-import jax
-
+from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.models.architecture import Architecture
-from jaxrl_vr.models.params import declare, is_param
+from jaxrl_vr.models.flops import causal_pairs, forward_flops, num_params, update_flops
+from jaxrl_vr.models.params import declare
 from jaxrl_vr.models.transformer import Remat
-from jaxrl_vr.plan.chips import Chip
-from jaxrl_vr.plan.report import attention_flops, model_flops
 from jaxrl_vr.rollout.batch import Shape
 from jaxrl_vr.train.limits import Rollouts
 
@@ -117,7 +115,7 @@ def estimate(
       scores: passes of the model over a step's tokens before the updates.
       has_average: whether one more copy of the weights is kept, their moving average.
     """
-    N = num_params(arch)
+    N = num_params(declare(arch))
     split = choice.fsdp * choice.tensor
     rows_a_device = choice.rows / (choice.data * choice.fsdp)
     tokens = rows_a_device * row_length / choice.context
@@ -152,12 +150,12 @@ def estimate(
         "kv_cache": cache,
     }
     rows = num_micro * choice.rows
-    flops = model_flops(N, arch, rows, row_length)
+    work = N, arch, rows * row_length, rows * causal_pairs(row_length)
+    flops = update_flops(*work)
     if choice.remat == "block":
-        flops += 2 * N * rows * row_length + attention_flops(arch, rows, row_length)
+        flops += forward_flops(*work)
     flops *= 1 + has_critic
-    scored = scores * (2 * N * row_length + attention_flops(arch, 1, row_length))
-    flops += rows * (scored + 2 * teacher * row_length)
+    flops += scores * forward_flops(*work) + 2 * teacher * rows * row_length
     compute = flops / choice.devices / chip.peak_flops / _EFFICIENCY
     network = num_micro * _exchange_s(arch, N, choice, chip, tokens, itemsize)
     waves = math.ceil(rollouts.count / slots)
@@ -196,12 +194,6 @@ def choices(
             for remat in get_args(Remat):
                 yield Choice(data, fsdp, context, tensor, rows, remat)
             rows *= 2
-
-
-def num_params(arch: Architecture) -> int:
-    """Of a model."""
-    leaves: list[Any] = jax.tree.leaves(declare(arch), is_leaf=is_param)
-    return sum(math.prod(p.shape) for p in leaves)
 
 
 def _layer_width(arch: Architecture, tensor: int) -> float:

@@ -7,11 +7,12 @@ from typing import Any
 
 from jax.sharding import AbstractMesh
 
+from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.models.flops import num_params
 from jaxrl_vr.models.transformer import Transformer
-from jaxrl_vr.plan.chips import Chip
 from jaxrl_vr.plan.known import architecture, teacher
-from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate, num_params
+from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
 from jaxrl_vr.train.check import check_sizes
 from jaxrl_vr.train.config import RunConfig
@@ -125,4 +126,4 @@ def _estimate(
 def _teacher_params(config: RunConfig, stage: RlStage, student: Architecture) -> int:
     if stage.teacher is None:
         return 0
-    return num_params(teacher(config, Transformer(student), stage.teacher).arch)
+    return num_params(teacher(config, Transformer(student), stage.teacher).declare())

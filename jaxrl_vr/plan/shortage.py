@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxrl_vr.plan.chips import Chip
+from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.plan.plan import planned, planned_model, rl_stage
 from jaxrl_vr.plan.report import memory_table
 from jaxrl_vr.sharding import device_memory, make_mesh

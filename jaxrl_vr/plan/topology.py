@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
-from jaxrl_vr.plan.chips import CHIPS, Chip
+from jaxrl_vr.metrics.chips import CHIPS, Chip
 from jaxrl_vr.sharding import MESH_AXES, MeshConfig, axis_sizes, make_mesh
 
 NO_LIBTPU = 'libtpu is not installed: pip install "jax[tpu]"'

@@ -10,11 +10,13 @@ from inprocess import call
 from runs import ROOT
 
 from jaxrl_vr.config import load
+from jaxrl_vr.metrics.chips import CHIPS
+from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params
+from jaxrl_vr.models.params import declare
 from jaxrl_vr.plan import plan as plan_module
-from jaxrl_vr.plan.chips import CHIPS
 from jaxrl_vr.plan.plan import plan
-from jaxrl_vr.plan.report import attention_flops, axes_of
-from jaxrl_vr.plan.roofline import Choice, num_params
+from jaxrl_vr.plan.report import axes_of
+from jaxrl_vr.plan.roofline import Choice
 from jaxrl_vr.plan.search import ranked, roofline_plan, with_choice
 from jaxrl_vr.plan.topology import chip_of, mesh_of, num_devices
 from jaxrl_vr.sharding import MeshConfig, make_mesh
@@ -86,10 +88,10 @@ def test_products_are_those_of_the_formula(config_file, on_cpu, remat, passes):
     config = load(RunConfig, [config_file], [])
     arch = plan_module.planned_model(config).arch
     rows, length = 16, 128
-    body = num_params(arch) - arch.vocab_size * arch.width
+    body = num_params(declare(arch)) - arch.vocab_size * arch.width
     of_body = 2 * passes * body * rows * length
     # Plain XLA makes all scores of a block; backward makes them anew, so five products for two.
-    pairs = 2 * attention_flops(arch, rows, length) * (1 + 2.5 + (passes == 4))
+    pairs = 2 * attention_flops(arch, rows * causal_pairs(length)) * (1 + 2.5 + (passes == 4))
     head = 4 * 2 * arch.vocab_size * arch.width * rows * length
     # Nobody needs the last product of a block again.
     spared = 2 * arch.layers * arch.ffn * arch.width * rows * length * (passes == 4)
@@ -103,7 +105,7 @@ def test_memory_is_that_of_the_arrays(config_file, on_cpu):
     ema = "stages.rl.ema={ decay = 0.9 }"
     one, split = (planned(config_file, topology, ema) for topology in ("v5e:1x1", "v5e:2x2"))
     arch = plan_module.planned_model(load(RunConfig, [config_file], [])).arch
-    weights = 4 * num_params(arch)
+    weights = 4 * num_params(declare(arch))
     assert one["memory"]["parameters"] == weights
     assert one["memory"]["optimizer"] == pytest.approx(2 * weights, abs=8)
     assert one["memory"]["average"] == weights
@@ -238,13 +240,13 @@ def test_critic_and_reference_are_counted(config_file, tmp_path, on_cpu):
     found = planned(config_file, "v5e:2x2", *more)
     config = load(RunConfig, [config_file], [])
     arch = plan_module.planned_model(config).arch
-    of_critic = 4 * (num_params(arch) + arch.width)
+    of_critic = 4 * (num_params(declare(arch)) + arch.width)
     memory, step = found["memory"], found["step"]
     assert memory["critic"] == pytest.approx(3 * of_critic / 4, rel=0.01)
     assert memory["reference"] == memory["parameters"]
     assert memory["while_updating"] > without["memory"]["while_updating"] + memory["critic"]
     programs = found["programs"]
-    body = num_params(arch) - arch.vocab_size * arch.width
+    body = num_params(declare(arch)) - arch.vocab_size * arch.width
     for name in ("score", "critic_score"):
         # Forward alone: a third of an update without its head, or with a head for the policy.
         assert programs[name]["flops"] == pytest.approx(2 * body * 16 * 128 / 4, rel=0.2)

@@ -92,6 +92,53 @@ CHIPS = {
             devices=1,
             source="https://www.nvidia.com/en-us/data-center/h100/ (SXM, dense)",
         ),
+        Chip(
+            name="h200",
+            peak_flops=989e12,
+            bandwidth=4800e9,
+            memory_bytes=141e9,
+            axis_bandwidth=450e9,
+            dcn_bandwidth=400e9 / 8,
+            clock_hz=0,
+            devices=1,
+            source="https://www.nvidia.com/en-us/data-center/h200/ (SXM, dense)",
+        ),
+        Chip(
+            name="a100",
+            peak_flops=312e12,
+            bandwidth=2039e9,
+            memory_bytes=80e9,
+            axis_bandwidth=300e9,
+            dcn_bandwidth=200e9 / 8,
+            clock_hz=0,
+            devices=1,
+            source="https://www.nvidia.com/en-us/data-center/a100/ (SXM, 80 GB, dense)",
+        ),
     )
 }
 """By the name in front of a topology, such as v5e in v5e:4x4."""
+
+KINDS = {
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "TPU7x": "7x",
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA A100-SXM4-80GB": "a100",
+}
+"""What jax calls a chip's devices (`device_kind`) -> its name. Of TPUs as jax itself reads them
+(`chip_version_from_device_kind` in jax/_src/pallas/mosaic/tpu_info.py), of GPUs as their driver and
+nvidia-smi call them."""
+
+
+def chip_of_kind(kind: str) -> Chip | None:
+    """The chip whose devices jax calls this; None: it is not in the table.
+
+    >>> chip_of_kind("TPU v6 lite").name, chip_of_kind("NVIDIA H100 PCIe")
+    ('v6e', None)
+    """
+    return CHIPS[KINDS[kind]] if kind in KINDS else None
