@@ -30,6 +30,7 @@ def rotary_frequencies(arch: Architecture) -> np.ndarray:
     return arch.rope_scaling.scaled(frequency, arch.rope_theta)
 
 
+@jax.named_scope("rotary")
 def rotate(x: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
     """Rotary embedding of [B, T, heads, Q]; a pair is (i, i + Q / 2), as Hugging Face has it."""
     cos, sin = (a[:, :, None] for a in rotary)

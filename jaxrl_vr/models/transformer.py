@@ -147,9 +147,11 @@ class Transformer:
 
         step = _rematerialised(step, self.remat)
         # Whole rows of the table first: a lookup in one split over `fsdp` replicates its result.
-        table = constrain(params["embed"].astype(self.dtype), ("vocab", None))
-        x = constrain(table[tokens], _STREAM)
-        x, _ = jax.lax.scan(step, x, params["layers"])
+        with jax.named_scope("embed"):
+            table = constrain(params["embed"].astype(self.dtype), ("vocab", None))
+            x = constrain(table[tokens], _STREAM)
+        with jax.named_scope("layers"):
+            x, _ = jax.lax.scan(step, x, params["layers"])
         return rms_norm(x, self._cast(params["norm"]), self.arch.norm_eps)
 
     def head(self, params: Params) -> jax.Array:
@@ -278,9 +280,11 @@ class Transformer:
         self, view: Any, tokens: jax.Array, positions: jax.Array, attends: Sequence[Attend]
     ) -> jax.Array:
         rotary = rotary_angles(self.arch, positions)
-        x = view["embed"][tokens]
-        for weights, attend in zip(view["layers"], attends, strict=True):
-            x = block(self.arch, weights, x, rotary, attend)
+        with jax.named_scope("embed"):
+            x = view["embed"][tokens]
+        for i, (weights, attend) in enumerate(zip(view["layers"], attends, strict=True)):
+            with jax.named_scope(f"layers/{i}"):
+                x = block(self.arch, weights, x, rotary, attend)
         return rms_norm(x, view["norm"], self.arch.norm_eps)
 
     def _cast(self, weights: Any) -> Any:
@@ -332,22 +336,30 @@ def block(
         if arch.has_qk_norm:
             q = rms_norm(q, weights["q_norm"], arch.norm_eps)
             k = rms_norm(k, weights["k_norm"], arch.norm_eps)
-        out = attend(rotate(q, rotary), rotate(k, rotary), v)
-        x = x + product("BTHQ,HQD->BTD", out, weights["o"])
+        q, k = rotate(q, rotary), rotate(k, rotary)
+        with jax.named_scope("attend"):
+            out = attend(q, k, v)
+        with jax.named_scope("output"):
+            x = x + product("BTHQ,HQD->BTD", out, weights["o"])
     with jax.named_scope("ffn"):
         h = rms_norm(x, weights["ffn_norm"], arch.norm_eps)
-        gate = jax.nn.silu(product("BTD,DF->BTF", h, weights["gate"]))
-        up = product("BTD,DF->BTF", h, weights["up"])
-        return x + product("BTF,FD->BTD", gate * up, weights["down"])
+        with jax.named_scope("gate"):
+            gate = jax.nn.silu(product("BTD,DF->BTF", h, weights["gate"]))
+        with jax.named_scope("up"):
+            up = product("BTD,DF->BTF", h, weights["up"])
+        with jax.named_scope("down"):
+            return x + product("BTF,FD->BTD", gate * up, weights["down"])
 
 
 def _heads(h: jax.Array, weights: Params, name: str, dtype: Any) -> jax.Array:
     """[B, T, D] -> [B, T, H, Q], by weights as `declare` or as `sampler_view` has them."""
-    if name in weights:
-        return product("BTD,DHQ->BTHQ", h, weights[name], dtype)
-    return product("BTD,HQD->BTHQ", h, weights[f"{name}_rows"], dtype)
+    with jax.named_scope({"q": "query", "k": "key", "v": "value"}[name]):
+        if name in weights:
+            return product("BTD,DHQ->BTHQ", h, weights[name], dtype)
+        return product("BTD,HQD->BTHQ", h, weights[f"{name}_rows"], dtype)
 
 
+@jax.named_scope("norm")
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """x / rms(x) * scale over the last axis, in float32, back in x's dtype."""
     x32 = x.astype(jnp.float32)

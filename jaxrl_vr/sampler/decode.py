@@ -117,6 +117,7 @@ def admit(slots: Slots, kept: jax.Array, new: Admission) -> Slots:
       The slots after.
     """
 
+    @jax.named_scope("admit")
     def put(target: jax.Array, value: jax.Array) -> jax.Array:
         return target.at[new.slot].set(value.astype(target.dtype), mode="drop")
 

@@ -45,8 +45,9 @@ class ViewProgram:
 
         def view(params: Params) -> Any:
             # Gathered over the learner's fsdp axis first: the sampler's table replicates `embed`.
-            params = jax.lax.with_sharding_constraint(params, declared)
-            return model.sampler_view(params, int8, as_rows, padded_vocabulary(V, parts))
+            with jax.named_scope("weight_sync"):
+                params = jax.lax.with_sharding_constraint(params, declared)
+                return model.sampler_view(params, int8, as_rows, padded_vocabulary(V, parts))
 
         self._view = jax.jit(view)
 

@@ -125,7 +125,8 @@ def draw_next(
         is_cut: jax.Array,
         is_greedy: jax.Array,
     ) -> Drawn:
-        logits = scaled_logits(hidden, head, logit_temperature(values))
+        with jax.named_scope("head"):
+            logits = scaled_logits(hidden, head, logit_temperature(values))
         keys = jax.random.wrap_key_data(key_data)
         return draw(logits, keys, values, vocabulary, with_entropy, (is_cut, is_greedy))
 

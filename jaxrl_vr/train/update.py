@@ -96,8 +96,9 @@ def policy_loss(model: Model, objective: Objective) -> MicroLoss:
 
     def loss(params: Params, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
         logp, entropy = row_logprobs(model, params, batch)
-        of_tokens, metrics = objective(logp, entropy, batch, numbers)
-        value = jnp.sum(jnp.where(batch.mask, batch.weight * of_tokens, 0.0))
+        with jax.named_scope("loss"):
+            of_tokens, metrics = objective(logp, entropy, batch, numbers)
+            value = jnp.sum(jnp.where(batch.mask, batch.weight * of_tokens, 0.0))
         if batch.imitation is not None:
             value = value - jnp.sum(jnp.where(batch.imitation > 0, batch.imitation * logp, 0.0))
             metrics = metrics | imitation_metrics(logp, batch)
@@ -190,8 +191,9 @@ def update(
     scale = jnp.minimum(1.0, rates.max_grad_norm / jnp.maximum(norm, 1e-12))
     # where, not times zero: 0 * inf is NaN, and the moments would keep it.
     grad = jax.tree.map(lambda g: jnp.where(is_finite, g * scale, 0.0), grad)
-    steps, optimizer = transform.update(grad, state.optimizer, state.trainable)
-    trainable = jax.tree.map(lambda p, s: p - rates.learning_rate * s, state.trainable, steps)
+    with jax.named_scope("optimizer"):
+        steps, optimizer = transform.update(grad, state.optimizer, state.trainable)
+        trainable = jax.tree.map(lambda p, s: p - rates.learning_rate * s, state.trainable, steps)
     metrics |= probe.of_step(unclipped, state.trainable, steps, rates.learning_rate, is_finite)
     keep = functools.partial(jnp.where, is_finite)
     average = state.ema
@@ -263,7 +265,8 @@ class Scorer:
                 nothing = _zeros(jax.eval_shape(work))
                 return None, jax.lax.cond(jnp.any(micro.mask), work, lambda: nothing)
 
-            return jax.lax.scan(one, None, batch)[1]
+            with jax.named_scope("score"):
+                return jax.lax.scan(one, None, batch)[1]
 
         self._score = jax.jit(score_all)
 
@@ -303,7 +306,8 @@ class Learner:
 
         def keep_sharding(state: TrainState, *rest: Any) -> tuple[TrainState, Metrics]:
             shardings = self._shardings
-            after, metrics = step(state, *rest)
+            with jax.named_scope("update"):
+                after, metrics = step(state, *rest)
             return jax.lax.with_sharding_constraint(after, shardings), metrics
 
         self._shardings: Any = None
