@@ -27,7 +27,7 @@ from rich.text import Text
 Mode = Literal["auto", "live", "plain", "off"]
 
 # Name -> (label, how the value reads), in the order of the display.
-SHOWN: dict[str, tuple[str, Literal["share", "tokens", "count", "number"]]] = {
+SHOWN: dict[str, tuple[str, Literal["share", "tokens", "count", "flops", "number"]]] = {
     "reward/mean": ("reward", "number"),
     "reward/accuracy": ("accuracy", "share"),
     "efficiency/accuracy_per_kilotoken": ("right per 1k tokens", "number"),
@@ -56,12 +56,20 @@ SHOWN: dict[str, tuple[str, Literal["share", "tokens", "count", "number"]]] = {
     "speed/rollout_tokens_per_s": ("rollout tokens/s", "count"),
     "speed/update_tokens_per_s": ("update tokens/s", "count"),
     "speed/eval_tokens_per_s": ("eval tokens/s", "count"),
+    "speed/rollout_mfu": ("rollout MFU", "share"),
+    "speed/update_mfu": ("update MFU", "share"),
+    "speed/update_flops_per_s": ("update FLOP/s", "flops"),
+    "speed/rollout_idle_s": ("rollout, devices idle, s", "number"),
+    "speed/rollout_wait_for_rewards_s": ("waiting for rewards, s", "number"),
+    "speed/update_idle_s": ("update, devices idle, s", "number"),
     "time/step_s": ("seconds a step", "number"),
 }
 IN_LINE = (
     "reward/mean reward/accuracy length/mean group/mixed sft/nll policy/entropy policy/kl "
-    "policy/clip_frac optimizer/grad_norm speed/rollout_tokens_per_s speed/update_tokens_per_s"
+    "policy/clip_frac optimizer/grad_norm speed/rollout_tokens_per_s speed/update_tokens_per_s "
+    "speed/update_mfu"
 ).split()
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 WIDTH = 100  # columns of the display at most
 TWO_COLUMNS = 70  # columns of a terminal from which metrics stand in two columns
 SPARK = 9  # columns of a trend
@@ -333,6 +341,11 @@ def spell(name: str, value: float) -> str:
         return f"{value:.1f}"
     if kind == "count":
         return f"{value / 1000:.1f}k" if value >= 10_000 else f"{value:.0f}"
+    if kind == "flops":
+        power = min((len(f"{value:.0f}") - 1) // 3, len(_PREFIXES) - 1)
+        number = value / 1000**power
+        digits = f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+        return f"{digits} {_PREFIXES[power]}".rstrip()
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 

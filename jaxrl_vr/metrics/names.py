@@ -3,6 +3,12 @@
 Masks: "trained tokens" are those with mask true, i.e. sampled ones of rollouts that train;
 "scored rollouts" leave out the unscorable; "sampled tokens" are those the model chose itself.
 
+The time of a step goes to its phases one after another, and is the host's; `time/other_s` is what
+is left. FLOPs are those of the model (models.flops): 2 a parameter and token forward, 4 more
+backward, and attention to what each token sees; nothing that is computed a second time, no padding.
+An MFU is against the devices' peak in bfloat16, or `logging.peak_flops`, and absent where that is
+not known. Waits are taken where the host fetches results anyway, so that measuring makes none.
+
 Named by a config: `component/NAME`, a component of the scores, mean over the scored rollouts that
 have it; `source/NAME/accuracy` and `source/NAME/reward`, of the rollouts of a data source.
 
@@ -102,10 +108,36 @@ METRICS: dict[str, str] = {
     "verify/unscorable_result": "share of the responses whose verifier returned no proper score",
     "verify/unscorable_other": "share of the responses unscorable for another reason",
     "speed/rollout_s": "seconds of sampling and of waiting for verifiers",
-    "speed/update_s": "seconds of updating",
+    "speed/score_s": "seconds of computing log-probs and values of the rollouts, or of pairs",
+    "speed/advantage_s": "seconds from what is known of the rollouts to their advantages",
+    "speed/update_s": "seconds of packing batches and of updating",
     "speed/eval_s": "seconds of evaluating, in the step that follows it",
-    "speed/rollout_tokens_per_s": "completion tokens per second of sampling",
-    "speed/update_tokens_per_s": "tokens of the batch, prompts too, per second of updating",
+    "speed/rollout_tokens_per_s": "sampled tokens per second of that phase",
+    "speed/score_tokens_per_s": "tokens, prompts too, once for each model that scores, per second",
+    "speed/update_tokens_per_s": "tokens of the batch, prompts too, per second of that phase",
     "speed/eval_tokens_per_s": "completion tokens per second of evaluating",
+    "speed/rollout_flops": "FLOPs of a step's sampling: a prompt counts once for all its samples",
+    "speed/score_flops": "FLOPs of a step's scoring: forward alone",
+    "speed/update_flops": "FLOPs of a step's updates, of the policy and of the critic",
+    "speed/rollout_flops_per_s": "the same per second of that phase, of all devices together",
+    "speed/score_flops_per_s": "the same per second of that phase, of all devices together",
+    "speed/update_flops_per_s": "the same per second of that phase, of all devices together",
+    "speed/rollout_mfu": "that over the peak of all devices",
+    "speed/score_mfu": "that over the peak of all devices",
+    "speed/update_mfu": "that over the peak of all devices",
+    "speed/rollout_wait_for_device_s": "seconds in which the host waited for sampled tokens",
+    "speed/score_wait_for_device_s": "seconds in which the host waited for scores",
+    "speed/update_wait_for_device_s": "seconds in which the host waited for an update to end",
+    "speed/eval_wait_for_device_s": "seconds in which the host waited for sampled tokens",
+    "speed/rollout_wait_for_rewards_s": "seconds in which the host stood still for verifiers: for "
+    "room in their queue, and for verdicts once nothing was left to decode",
+    "speed/eval_wait_for_rewards_s": "the same while evaluating",
+    "speed/rollout_idle_s": "seconds in which the devices had nothing to do, for the host planned "
+    "or waited for rewards: all but those from handing over a prefill or a chunk of decode steps "
+    "until its tokens were fetched; at least so long did they idle",
+    "speed/score_idle_s": "the same, all but those of waiting for scores: packing, compiling",
+    "speed/update_idle_s": "the same, all but those of waiting for updates: packing, compiling",
+    "speed/eval_idle_s": "the same while evaluating, as in a rollout",
     "time/step_s": "seconds of a step, evaluations and checkpoints left out",
+    "time/other_s": "seconds of a step outside of its phases: drawing data, writing rollouts",
 }

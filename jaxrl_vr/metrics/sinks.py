@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from jaxrl_vr.config import Config
 
 
@@ -35,6 +37,9 @@ class LoggingConfig(Config):
     console: Literal["auto", "live", "plain", "off"] = "auto"
     """`live` redraws in place, `plain` prints a line a step, `off` just warnings; `auto` is live on
     a terminal and plain elsewhere."""
+    peak_flops: float | None = Field(default=None, gt=0)
+    """FLOP/s of a device at most, which `speed/…_mfu` is measured against; None is its peak in
+    bfloat16 by the table of chips, and no such metric for a device that is not in it."""
 
 
 class JsonlSink:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from jaxrl_vr.data.prompts import Prompt
 from jaxrl_vr.sampler.contract import Engine
@@ -30,6 +32,10 @@ Progress = Callable[[int, int], None]
 IsOver = Callable[[int, int], bool]
 """Asked with (tokens sampled by this call, groups that are sampled to the end) whether to cut all
 that is not finished."""
+
+Waiting = Callable[[], AbstractContextManager[Any]]
+"""Makes a context that is open while the host may stand still for verifiers: where it hands over a
+response, whose queue may be full, and where it waits for verdicts with nothing left to decode."""
 
 # Seconds to wait for a verdict once nothing is left to decode.
 _PATIENCE = 0.2
@@ -59,6 +65,7 @@ def collect(
     key: tuple[int, int],
     decode: Callable[[Sequence[int]], str],
     progress: Progress = lambda sampled, verified: None,
+    waiting: Waiting = contextlib.nullcontext,
 ) -> list[Group]:
     """Samples `n` completions of each prompt and verifies each as soon as it is finished.
 
@@ -72,14 +79,22 @@ def collect(
         sampled, wherever the prompt stands in the batch.
       decode: token ids -> text, for the verifiers only.
       progress: for display.
+      waiting: to measure waits.
 
     Returns:
       A group a prompt, in the order of `prompts`, samples in order.
     """
-    begun = begin(prompts, n, key)
-    return go_on(engine, scorer, begun, sampling, decode=decode, progress=progress, is_over=never)[
-        0
-    ]
+    groups, _ = go_on(
+        engine,
+        scorer,
+        begin(prompts, n, key),
+        sampling,
+        decode=decode,
+        progress=progress,
+        waiting=waiting,
+        is_over=never,
+    )
+    return groups
 
 
 def never(tokens: int, complete: int) -> bool:
@@ -101,6 +116,7 @@ def go_on(
     *,
     decode: Callable[[Sequence[int]], str],
     progress: Progress,
+    waiting: Waiting,
     is_over: IsOver,
 ) -> tuple[list[Group], list[Started]]:
     """Samples what is missing of started prompts, to the end or until it is cut.
@@ -112,6 +128,7 @@ def go_on(
       sampling: sampling values and limits.
       decode: token ids -> text, for the verifiers only.
       progress: for display.
+      waiting: to measure waits.
       is_over: when to cut.
 
     Returns:
@@ -142,8 +159,14 @@ def go_on(
                 continue
             missing[rollout.id // n] -= 1
             example = started[rollout.id // n].prompt.example
-            scorer.submit(rollout.id, example, decode(rollout.token_ids))
-        scores |= scorer.poll(0.0 if is_decoding else _PATIENCE)
+            response = decode(rollout.token_ids)
+            with waiting():
+                scorer.submit(rollout.id, example, response)
+        if is_decoding:
+            scores |= scorer.poll()
+        else:
+            with waiting():
+                scores |= scorer.poll(_PATIENCE)
         progress(sum(r.finish != "aborted" for r in rollouts.values()), len(scores))
         complete = sum(missing[p] == 0 for p in range(len(started)))
         if is_decoding and not is_cut and is_over(engine.num_sampled - before, complete):

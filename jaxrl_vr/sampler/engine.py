@@ -7,6 +7,7 @@ by its samples, and a paged cache. The host looks at a chunk's tokens while the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.profiler import TraceAnnotation, annotate_function
 
 from jaxrl_vr.models.paged import DecodePlan
 from jaxrl_vr.models.params import Params
@@ -21,6 +23,7 @@ from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler import decode
 from jaxrl_vr.sampler.chunks import Chunk, next_chunk
 from jaxrl_vr.sampler.endings import Decode, Endings
+from jaxrl_vr.sampler.occupancy import Occupancy
 from jaxrl_vr.sampler.plans import admission, decode_plan, extend_plan
 from jaxrl_vr.sampler.programs import Programs, State, ViewProgram
 from jaxrl_vr.sampler.residents import Own, Residents, shared_prompts
@@ -72,6 +75,7 @@ class SlotEngine:
         decode: Decode | None = None,
     ):
         self.counters = Counters()
+        self.occupancy = Occupancy()
         self._model, self._config, self._mesh = model, config, mesh
         self._context = model.max_length
         self._num_steps = config.steps_per_call
@@ -162,7 +166,8 @@ class SlotEngine:
     def _land(self, flight: _Flight) -> list[Rollout]:
         """Takes over what a chunk emitted; requests that left their slot meanwhile get none."""
         self._flight = None
-        emitted = jax.device_get(flight.emitted)
+        with self.occupancy.fetching(), TraceAnnotation("wait for device"):
+            emitted = jax.device_get(flight.emitted)
         self.counters.decode_steps += int(emitted.count.max())
         done = []
         for row, slot, live in flight.rows:
@@ -207,6 +212,7 @@ class SlotEngine:
         entropy = None if emitted.entropy is None else emitted.entropy[row, :count].tolist()
         live.extend(tokens, logp.tolist(), mass, "sampled", self._version, entropy)
 
+    @functools.partial(annotate_function, name="plan and launch")
     def _launch(self) -> None:
         """Fills slots, prefills, and starts a chunk of decode steps without waiting for it."""
         if self._view is None:
@@ -294,6 +300,7 @@ class SlotEngine:
                 taken, self._parts, rows, width, self._context, self._sizes.kept, has_kernels
             )
             self._state = self._programs.extend(self._view, self._state, *arrays)
+            self.occupancy.handed_over()
             for chunk in taken:
                 chunk.text.cached += chunk.count
                 self.counters.prefilled_tokens += chunk.count
@@ -342,6 +349,7 @@ class SlotEngine:
     def _fly(self) -> None:
         flown, *arguments = self._decode_arguments()
         self._state, emitted = self._programs.decode(self._view, self._state, *arguments)
+        self.occupancy.handed_over()
         self._flight = _Flight(emitted, flown)
 
     def _decode_arguments(self) -> tuple[list[tuple[int, int, Live]], Any, DecodePlan, Any]:
@@ -402,6 +410,7 @@ class SlotEngine:
 
     def _restart(self) -> None:
         """Everything in progress waits to be prefilled; what is cached or in flight is dropped."""
+        self.occupancy.ended()
         self._released.update(self._decoding)
         self._decoding.clear()
         self._scheduler.pause_all()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,21 @@ class Context:
         else:
             self._engine.set_params(params, version)
         return self._engine
+
+    @contextlib.contextmanager
+    def sampling_phase(self, name: str, params: Any, version: int) -> Iterator[SlotEngine]:
+        """The engine with these weights during a phase, behind which its memory is given back."""
+        with self.phases(name):
+            engine = self.engine(params, version)
+            waited, busy = engine.occupancy.waited_s, engine.occupancy.busy_s
+            yield engine
+            engine.free(with_weights=True)
+            self.phases.waited("device", engine.occupancy.waited_s - waited)
+            self.phases.busy(engine.occupancy.busy_s - busy)
+
+    def wait_for_rewards(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which the host waits for verifiers."""
+        return self.phases.waiting("rewards")
 
     def sampling(self, sampling: Any) -> Sampling:
         """A sampling config with the tokenizer's stop ids and the ids of what is forced."""

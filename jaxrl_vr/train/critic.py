@@ -16,6 +16,7 @@ from pydantic import Field
 from jaxrl_vr.arrays import Metrics
 from jaxrl_vr.config import Config
 from jaxrl_vr.losses.value import clipped_value_loss
+from jaxrl_vr.models.flops import Flops, num_params
 from jaxrl_vr.models.params import Param, Params
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.rollout.batch import Batch
@@ -64,12 +65,13 @@ class Critic:
         """[b, T] float32, the value of the state in which each token is chosen; [b, T] batch."""
         arrays = (batch.tokens, batch.positions, batch.segment_ids)
         hidden = self.model.hidden(params["body"], *arrays)
-        value = jnp.einsum(
-            "BTD,D->BT",
-            hidden.astype(jnp.float32),
-            params["value"],
-            precision=jax.lax.Precision.HIGHEST,
-        )
+        with jax.named_scope("value_head"):
+            value = jnp.einsum(
+                "BTD,D->BT",
+                hidden.astype(jnp.float32),
+                params["value"],
+                precision=jax.lax.Precision.HIGHEST,
+            )
         # hidden[:, t] has seen token t: it is the state in which t + 1 is chosen.
         value = jnp.roll(value, 1, axis=1)
         return jnp.where(batch.mask, value, 0.0)
@@ -78,9 +80,10 @@ class Critic:
         """Weighted sum of the value loss over one micro-batch, and its metrics."""
         assert batch.old_value is not None and batch.returns is not None, "the batch was scored"
         value = self.values(params, batch)
-        of_tokens, metrics = clipped_value_loss(
-            value, batch.old_value, batch.returns, batch.mask, clip=numbers["clip"]
-        )
+        with jax.named_scope("loss"):
+            of_tokens, metrics = clipped_value_loss(
+                value, batch.old_value, batch.returns, batch.mask, clip=numbers["clip"]
+            )
         return jnp.sum(jnp.where(batch.mask, batch.weight * of_tokens, 0.0)), metrics
 
 
@@ -95,3 +98,8 @@ def critic_learner(config: CriticConfig, model: Transformer, mesh: jax.sharding.
     critic = Critic(model)
     transform: optax.GradientTransformation = config.optimizer.transform(critic.declare())
     return Learner(critic.loss, lambda p, b: {"value": critic.values(p, b)}, transform, mesh)
+
+
+def critic_flops(model: Transformer) -> Flops:
+    """Model FLOPs of the critic of this policy: its body's, with one product for the value."""
+    return Flops(num_params(Critic(model).declare()), model.arch)

@@ -49,14 +49,13 @@ class Answers:
 def evaluate(ctx: Context, task: Task, params: Any, stage: str, step: int | None = None) -> Answers:
     """Answers a task's problems with `params` and scores the answers."""
     prompts = task_prompts(ctx, task)
-    engine = ctx.engine(params, 0)
     total = len(prompts) * task.samples
 
     def progress(sampled: int, verified: int) -> None:
         ctx.interrupt.check()
         ctx.console.phase(f"eval {task.name}", verified, total)
 
-    with ctx.phases("eval"):
+    with ctx.sampling_phase("eval", params, 0) as engine:
         groups = collect(
             engine,
             ctx.pool,
@@ -66,8 +65,8 @@ def evaluate(ctx: Context, task: Task, params: Any, stage: str, step: int | None
             key=(ctx.config.seed, _EVALUATION_STEP),
             decode=ctx.decode,
             progress=progress,
+            waiting=ctx.wait_for_rewards,
         )
-        engine.free(with_weights=True)
         tokens = sum(len(r.token_ids) for g in groups for r in g.rollouts)
         ctx.phases.tokens("eval", tokens)
     ctx.pool.metrics()  # of a training step are only its own

@@ -22,6 +22,7 @@ from jaxrl_vr.types import Mean, Metrics
 from jaxrl_vr.verifiers.tally import TooManyUnscorable
 
 Cursor = dict[str, Any]
+_PHASES = ("rollout", "score", "advantage", "update")  # of a step
 T = TypeVar("T")
 
 
@@ -102,9 +103,10 @@ def run_stage(
                     _save(ctx, saved, at)
                 if at.step >= stage.steps:
                     break
-                began = time.perf_counter()
                 metrics = Accumulator()
+                began = time.perf_counter()
                 state, cursor = advance(at.state, at.step, at.cursor, metrics)
+                spent = time.perf_counter() - began
             except (Interrupted, TooManyUnscorable):
                 _save(ctx, saved, at)
                 _settle(ctx, saved)
@@ -112,8 +114,10 @@ def run_stage(
                     ctx.console.message(f"saved {stage.name} at step {at.step}")
                 raise
             at = dataclasses.replace(at, state=state, step=at.step + 1, cursor=cursor)
-            result = metrics.result() | ctx.phases.step()
-            result["time/step_s"] = time.perf_counter() - began
+            speed = ctx.phases.step()
+            result = metrics.result() | speed
+            in_phases = sum(speed.get(f"speed/{name}_s", 0.0) for name in _PHASES)
+            result |= {"time/step_s": spent, "time/other_s": spent - in_phases}
             ctx.writer.write(stage.name, at.step, result)
             ctx.console.step(at.step, result)
             noise(at.step, result)

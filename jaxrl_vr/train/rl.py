@@ -15,6 +15,7 @@ from jaxrl_vr.data.demonstrations import Demonstration
 from jaxrl_vr.losses.value import explained_variance
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.metrics.rollouts import RolloutLog
+from jaxrl_vr.models.flops import Flops
 from jaxrl_vr.models.params import Params
 from jaxrl_vr.rollout.batch import Batch, Trajectory, build, unpack
 from jaxrl_vr.rollout.groups import (
@@ -29,7 +30,7 @@ from jaxrl_vr.sharding import to_host
 from jaxrl_vr.train.advantage import Gae, compiled
 from jaxrl_vr.train.carried import Carried
 from jaxrl_vr.train.context import Context
-from jaxrl_vr.train.critic import critic_learner, critic_state
+from jaxrl_vr.train.critic import critic_flops, critic_learner, critic_state
 from jaxrl_vr.train.evaluate import Evaluation
 from jaxrl_vr.train.imitation import averaged, marked, mixed_in
 from jaxrl_vr.train.loop import Cursor, run_stage, starting_weights, take
@@ -101,12 +102,17 @@ class _Steps:
         self._sampler = sampler
         self._texts = None if stage.lm_mix is None else ctx.mixtures.texts(stage)
         self._learner = learner_of(stage, ctx.model, ctx.mesh)
+        self._flops = Flops.of(ctx.model.arch)
         teacher = None if stage.teacher is None else ctx.teacher_model(stage.teacher)
         self._shape = stage_shape(ctx, stage, self._learner, teacher)
-        self._teacher = None if teacher is None else Scorer(policy_score(teacher), ctx.mesh)
+        self._teacher = None
+        if teacher is not None:
+            self._teacher = Scorer(policy_score(teacher), ctx.mesh)
+            self._teacher_flops = Flops.of(teacher.arch)
         self._critic = None
         if stage.critic is not None:
             self._critic = critic_learner(stage.critic, ctx.model, ctx.mesh)
+            self._critic_flops = critic_flops(ctx.model)
         self._log = RolloutLog(ctx.stage_folder(stage.name) / "rollouts")
         self._watch = Watch(ctx.console, stage, ctx.config.verifiers.max_unscorable)
 
@@ -135,10 +141,10 @@ class _Steps:
         # Of few sizes, so that few programs are compiled.
         samples = samples.padded(few(len(kept)))
         samples, carried = self._shaped(samples, carried)
-        with ctx.phases("update"):
-            # Scored before the first update, because the old policy is the one that sampled.
-            every = trajectories([groups[p] for p in kept], samples, stage.sampling.temperature)
-            every = self._scored(state, every)
+        # Scored before the first update, because the old policy is the one that sampled.
+        every = trajectories([groups[p] for p in kept], samples, stage.sampling.temperature)
+        every = self._scored(state, every)
+        with ctx.phases("advantage"):
             samples, kl_of_rollouts = self._penalised(every, samples, carried, metrics)
             samples = self._taught(every, self._valued(every, samples), metrics)
             adv = stage.advantage(samples)
@@ -152,8 +158,7 @@ class _Steps:
             self._log.write(step + 1, groups, ctx.decode, of_all)
         self._watch(groups, samples, adv)
         with ctx.phases("update"):
-            state, carried, num_tokens = self._optimize(state, step, every, carried, metrics)
-            ctx.phases.tokens("update", num_tokens)
+            state, carried = self._optimize(state, step, every, carried, metrics)
         if step < stage.num_warmup_steps:
             return state, carried
         return state, carried.after(stage, kl_of_rollouts, metrics.result().get("policy/entropy"))
@@ -168,32 +173,40 @@ class _Steps:
 
     def _scored(self, state: TrainState, every: list[Trajectory]) -> list[Trajectory]:
         """With the log-probs and values that the losses compare with."""
-        stage, learner = self._stage, self._learner
+        stage, learner, phases = self._stage, self._learner, self._ctx.phases
         ours = {"old_logp": "logp"} if stage.old_logp == "recomputed" else {}
         if stage.tokens is not None:
             ours["entropy"] = "entropy"
         # Field of a trajectory -> name of the score, by who computes it with which parameters.
-        wanted: list[tuple[Scorer, Params, dict[str, str]]] = []
+        wanted: list[tuple[Scorer, Flops, Params, dict[str, str]]] = []
         if ours:
-            wanted.append((learner.score, state.trainable, ours))
+            wanted.append((learner.score, self._flops, state.trainable, ours))
         if stage.has_ref_logp:
-            wanted.append((learner.score, state.frozen["reference"], {"ref_logp": "logp"}))
+            reference = state.frozen["reference"]
+            wanted.append((learner.score, self._flops, reference, {"ref_logp": "logp"}))
         if self._teacher is not None:
-            wanted.append((self._teacher, state.frozen["teacher"], {"teacher_logp": "logp"}))
+            teacher = state.frozen["teacher"]
+            wanted.append((self._teacher, self._teacher_flops, teacher, {"teacher_logp": "logp"}))
         if self._critic is not None:
-            wanted.append((self._critic.score, state.critic.trainable, {"old_value": "value"}))
+            critic = state.critic.trainable
+            wanted.append((self._critic.score, self._critic_flops, critic, {"old_value": "value"}))
         if not wanted:
             return every
-        batch = learner.place(build(every, np.zeros(len(every)), self._shape))
         lengths = [len(t.token_ids) for t in every]
-        for scorer, params, names in wanted:
-            scores = to_host(scorer(params, batch))
-            for field, name in names.items():
-                found = unpack(scores[name], lengths, self._shape)
-                every = [
-                    dataclasses.replace(t, **{field: array})
-                    for t, array in zip(every, found, strict=True)
-                ]
+        with phases("score"):
+            batch = learner.place(build(every, np.zeros(len(every)), self._shape))
+            for scorer, flops, params, names in wanted:
+                asked = scorer(params, batch)
+                with phases.fetching():
+                    scores = to_host(asked)
+                phases.tokens("score", sum(lengths))
+                phases.flops("score", flops.score(lengths))
+                for field, name in names.items():
+                    found = unpack(scores[name], lengths, self._shape)
+                    every = [
+                        dataclasses.replace(t, **{field: array})
+                        for t, array in zip(every, found, strict=True)
+                    ]
         return every
 
     def _valued(self, every: list[Trajectory], samples: Samples) -> Samples:
@@ -257,14 +270,13 @@ class _Steps:
         every: Sequence[Trajectory],
         carried: Carried,
         metrics: Accumulator,
-    ) -> tuple[TrainState, Carried, int]:
-        """The step's updates, each on its share of the groups, and the tokens they saw."""
+    ) -> tuple[TrainState, Carried]:
+        """The step's updates, each on its share of the groups."""
         stage = self._stage
         if isinstance(stage.objective, Dpo):
             every = _pairs(every)
         groups = np.unique([t.group for t in every])
         num_updates = min(stage.updates_at(step), len(groups))
-        num_tokens = 0
         for epoch in range(stage.epochs):
             if epoch > 0:
                 seed = (self._ctx.config.stage_seed(stage), step, epoch)
@@ -283,10 +295,18 @@ class _Steps:
                     batch = self._batch(part, texts, seed)
                     state, found = self._update(state, step, done, batch, carried)
                     metrics.add(found)
-                    num_tokens += sum(len(t.token_ids) for t in part)
-                    num_tokens += sum(len(text.ids) for text in texts)
+                    lengths = [len(t.token_ids) for t in part] + [len(text.ids) for text in texts]
+                    self._ctx.phases.tokens("update", sum(lengths))
+                    self._ctx.phases.flops("update", self._flops_of_update(step, lengths))
                 self._ctx.console.phase("update", done + 1, stage.epochs * num_updates)
-        return state, carried, num_tokens
+        return state, carried
+
+    def _flops_of_update(self, step: int, lengths: Sequence[int]) -> float:
+        """Of one optimizer step of the policy, unless the critic still learns alone, and one of the
+        critic."""
+        learns = step >= self._stage.num_warmup_steps
+        of_critic = 0 if self._critic is None else self._critic_flops.update(lengths)
+        return self._flops.update(lengths) * learns + of_critic
 
     def _mixed_in(
         self, carried: Carried, metrics: Accumulator
@@ -342,7 +362,8 @@ class _Steps:
             rates = Rates(rate, stage.optimizer.max_grad_norm, stage.ema_decay)
             policy = dataclasses.replace(state, critic=None)
             state, found = self._learner.update(policy, batch, carried.numbers(stage), rates)
-            metrics |= jax.device_get(found)
+            with self._ctx.phases.fetching():
+                metrics |= jax.device_get(found)
             if done > 0:
                 # After the first update sampler and learner hold different weights.
                 metrics = {k: v for k, v in metrics.items() if not k.startswith("mismatch/")}
@@ -351,9 +372,11 @@ class _Steps:
             rate = stage.critic.optimizer.rate(index, stage.total_updates)
             rates = Rates(rate, stage.critic.optimizer.max_grad_norm)
             critic, found = self._critic.update(critic, batch, stage.critic.numbers, rates)
+            with self._ctx.phases.fetching():
+                found = jax.device_get(found)
             metrics |= {
                 k if k.startswith("value/") else f"critic/{k.partition('/')[2]}": v
-                for k, v in jax.device_get(found).items()
+                for k, v in found.items()
             }
         return dataclasses.replace(state, critic=critic), metrics
 

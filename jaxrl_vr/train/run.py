@@ -22,7 +22,6 @@ import jax
 
 from jaxrl_vr.checkpoint import parameter_hash, save_arrays
 from jaxrl_vr.metrics.console import Console
-from jaxrl_vr.metrics.throughput import Phases
 from jaxrl_vr.metrics.writer import Writer
 from jaxrl_vr.models import hf, hf_export
 from jaxrl_vr.models.hf_config import with_rotary
@@ -46,6 +45,7 @@ from jaxrl_vr.train.models import Built, build_model, check_init, export_folder,
 from jaxrl_vr.train.rl import run_rl
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.sft import run_sft
+from jaxrl_vr.train.speed import stopwatch, unknown_peak
 from jaxrl_vr.train.stages import DpoStage, EvalStage, ExportStage, SftStage, StageBase
 from jaxrl_vr.train.teacher import TEACHER, check_teacher, load_teacher, teacher_model
 from jaxrl_vr.types import Group
@@ -76,6 +76,8 @@ def run(config: RunConfig) -> dict[str, Any]:
         ctx = open_context(config, mesh, built, mixtures, folder, stack, interrupt)
         for oddity in oddities(config):
             ctx.console.warn(oddity)
+        if (note := unknown_peak(config.logging.peak_flops, mesh)) is not None:
+            ctx.console.message(note)
         for stage in config.stages:
             if stage.name in done:
                 ctx.console.message(f"{stage.name}: done before")
@@ -206,7 +208,7 @@ def open_context(
         mixtures=mixtures,
         console=console,
         writer=writer,
-        phases=Phases(),
+        phases=stopwatch(config.logging.peak_flops, mesh),
         pool=pool,
         interrupt=interrupt,
         load_init=lambda stage: load_init(config, folder, built, mesh, stage),

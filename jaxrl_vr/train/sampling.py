@@ -16,6 +16,7 @@ from jaxrl_vr.data.mixture import Mixture
 from jaxrl_vr.data.prompts import Prompt
 from jaxrl_vr.losses.advantages import has_contrast
 from jaxrl_vr.metrics.accumulate import Accumulator
+from jaxrl_vr.models.flops import Flops
 from jaxrl_vr.models.params import Params
 from jaxrl_vr.rollout.collect import IsOver, Started, begin, go_on, never
 from jaxrl_vr.rollout.groups import Samples, samples_of, score_of
@@ -24,6 +25,7 @@ from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.loop import Cursor, take
 from jaxrl_vr.train.partial import read_started, with_started
 from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.speed import sampled_lengths
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.types import Group, Mean, Sampling
 
@@ -37,6 +39,7 @@ class GroupSampler:
     def __init__(self, ctx: Context, stage: RlStage):
         self._ctx = ctx
         self._stage = stage
+        self._flops = Flops.of(ctx.model.arch)
 
     def sample(
         self,
@@ -162,21 +165,22 @@ class GroupSampler:
             ctx.console.phase("rollout", sampled, total)
             ctx.console.phase("verify", verified, total)
 
-        with ctx.phases("rollout"):
-            engine = ctx.engine(params, step)
+        with ctx.sampling_phase("rollout", params, step) as engine:
             before = engine.num_sampled
-            found = go_on(
+            groups, later = go_on(
                 engine,
                 ctx.pool,
                 started,
                 sampling,
                 decode=ctx.decode,
                 progress=progress,
+                waiting=ctx.wait_for_rewards,
                 is_over=is_over,
             )
-            engine.free(with_weights=True)  # the update needs the memory
             ctx.phases.tokens("rollout", engine.num_sampled - before)
-        return found
+        every = [*(g.rollouts for g in groups), *(one.rollouts for one in later)]
+        ctx.phases.flops("rollout", self._flops.sampling(sampled_lengths(every, step)))
+        return groups, later
 
 
 def few(n: int) -> int:

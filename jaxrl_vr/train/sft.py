@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from jaxrl_vr.metrics.accumulate import Accumulator
+from jaxrl_vr.models.flops import Flops
 from jaxrl_vr.rollout.batch import Trajectory, build
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation
@@ -23,6 +24,7 @@ def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
     ctx.report_dropped(stage.name, mixture.dropped, max_tokens)
     learner = learner_of(stage, ctx.model, ctx.mesh)
     shape = stage_shape(ctx, stage, learner)
+    flops = Flops.of(ctx.model.arch)
 
     def advance(
         state: TrainState, step: int, cursor: Cursor, metrics: Accumulator
@@ -44,8 +46,12 @@ def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
             rate = stage.optimizer.rate(step, stage.steps)
             rates = Rates(rate, stage.optimizer.max_grad_norm, stage.ema_decay)
             state, found = learner.update(state, batch, {}, rates)
-            metrics.add(jax.device_get(found))
-            ctx.phases.tokens("update", sum(len(t.token_ids) for t in trajectories))
+            with ctx.phases.fetching():
+                found = jax.device_get(found)
+            metrics.add(found)
+            tokens = [len(t.token_ids) for t in trajectories]
+            ctx.phases.tokens("update", sum(tokens))
+            ctx.phases.flops("update", flops.update(tokens))
         return state, cursor
 
     return run_stage(ctx, stage, mixture.start(), advance)

@@ -66,6 +66,35 @@ def run(ids, n=3, *, seed=0, key=(0, 5), slots=3, prompts=prompts):
     return groups, scorer, calls
 
 
+def test_waits_for_verifiers_are_told():
+    engine = UniformEngine(16, slots=3, steps_per_call=2)
+    scorer = SlowScorer(engine)
+    polled, inside, outside = scorer.poll, [], []
+
+    class Waiting:
+        def __enter__(self):
+            inside.append(scorer.pending)
+
+        def __exit__(self, *_):
+            inside.append(scorer.pending)
+
+    def poll(timeout=0.0):
+        outside.append((timeout, len(inside) % 2))
+        return polled(timeout)
+
+    scorer.poll = poll
+    collect(
+        engine, scorer, prompts(["a", "b"]), 3, SAMPLING, key=(0, 5), decode=decode, waiting=Waiting
+    )
+    # Open around each submission, and around each poll that may wait: those after the last token.
+    submitted = sum(
+        after == before + 1 for before, after in zip(inside[::2], inside[1::2], strict=True)
+    )
+    waited = [timeout for timeout, is_open in outside if is_open]
+    assert submitted == 6 and len(inside) == 2 * (6 + len(waited))
+    assert all((timeout > 0) == is_open for timeout, is_open in outside)
+
+
 def tokens(groups):
     return {g.example.id: [r.token_ids for r in g.rollouts] for g in groups}
 
