@@ -35,8 +35,8 @@ def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[st
 
     A stage that has begun keeps its table and its data. `eval`, `steps` and `diagnostics`, which
     changes the numbers to rounding at most, may change until it is done, `steps` only where no
-    learning-rate schedule hangs on it (`train.folder` checks that). A
-    stage that is done keeps these too, and its tasks with their data. What only later stages use
+    learning-rate schedule hangs on it (`train.folder` checks that). A stage that is done keeps these
+    too, and its tasks with their data. `profile` may change at any time. What only later stages use
     is not settled, so that a fault in it can be corrected.
 
     Args:
@@ -48,9 +48,10 @@ def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[st
     tasks = {name for stage in stages if stage.name in done for name in tasks_of(stage)}
     data = {name for stage in stages if isinstance(stage, TrainStage) for name in stage.sources}
     data |= {name for task in tasks for name in config.task(task).data}
-    open_keys = {"eval", "steps", "diagnostics"}
+    always = {"profile"}
+    open_keys = {"eval", "steps", "diagnostics", *always}
     return config.model_dump() | {
-        "stages": [s.model_dump(exclude=None if s.name in done else open_keys) for s in stages],
+        "stages": [s.model_dump(exclude=always if s.name in done else open_keys) for s in stages],
         "tasks": [t.model_dump() for t in config.tasks if t.name in tasks],
         "data": [s.model_dump() for s in config.data if s.name in data],
     }
@@ -225,6 +226,7 @@ _README = """# A run of jaxrl_vr
 - `summary.json`: every evaluation, seconds of each phase, hash of the final parameters
 - `metrics.jsonl`: one line a step; `tensorboard/`: the same for TensorBoard
 - `stages/NAME/rollouts/`: what was sampled at each step, its score and why
+- `stages/NAME/profile/`: traces of the steps that `profile.steps` names, for xprof
 - `stages/NAME/output.jsonl`, `right.jsonl`, `pairs.jsonl`: answers of an evaluation, usable
   as data: all, the distinct right ones, and a right and a wrong one of each problem with both
 - `stages/NAME/final/`: parameters at the end of a stage; `jaxrl-vr export` makes a Hugging Face

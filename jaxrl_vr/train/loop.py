@@ -16,6 +16,7 @@ from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.evaluate import Evaluation, evaluate
 from jaxrl_vr.train.interrupt import Interrupted
+from jaxrl_vr.train.profile import missed, traced
 from jaxrl_vr.train.stages import TrainStage
 from jaxrl_vr.train.state import TrainState, create
 from jaxrl_vr.types import Mean, Metrics
@@ -94,6 +95,7 @@ def run_stage(
         ctx.console.stage(stage.name, stage.steps, at.step)
         restored = at.step
         noise = _NoiseWatch(ctx, stage)
+        _say_missed(ctx, stage, restored)
         while True:
             try:
                 ctx.interrupt.check()
@@ -104,9 +106,16 @@ def run_stage(
                 if at.step >= stage.steps:
                     break
                 metrics = Accumulator()
-                began = time.perf_counter()
-                state, cursor = advance(at.state, at.step, at.cursor, metrics)
-                spent = time.perf_counter() - began
+                with traced(
+                    stage.profile,
+                    at.step + 1,
+                    name=stage.name,
+                    folder=ctx.stage_folder(stage.name),
+                    console=ctx.console,
+                ):
+                    began = time.perf_counter()
+                    state, cursor = advance(at.state, at.step, at.cursor, metrics)
+                    spent = time.perf_counter() - began
             except (Interrupted, TooManyUnscorable):
                 _save(ctx, saved, at)
                 _settle(ctx, saved)
@@ -135,6 +144,16 @@ def run_stage(
 def starting_weights(init: Any) -> Any:
     """A copy of them: those that train are donated at the first update."""
     return jax.tree.map(jnp.copy, init)
+
+
+def _say_missed(ctx: Context, stage: TrainStage, restored: int) -> None:
+    """Of the steps that were to be traced, those that were done before."""
+    profile = stage.profile
+    if profile is not None and (steps := missed(profile, ctx.stage_folder(stage.name), restored)):
+        ctx.console.warn(
+            f"stages.{stage.name}.profile.steps = {list(profile.steps)}: steps {steps} were done "
+            f"before and are not traced; name some between {restored + 1} and {stage.steps}"
+        )
 
 
 def _evaluate_due(ctx: Context, stage: TrainStage, at: _Progress) -> None:

@@ -15,6 +15,7 @@ from jaxrl_vr.data.tokenizer import Tokenizer
 from jaxrl_vr.train.diagnostics import Diagnostics
 from jaxrl_vr.train.ema import Ema
 from jaxrl_vr.train.optimizer import AdamW
+from jaxrl_vr.train.profile import Profile
 from jaxrl_vr.train.weights import SequenceMean, TokenMean
 from jaxrl_vr.types import Forced, Sampling
 
@@ -178,6 +179,8 @@ class TrainStage(StageBase):
     """Moving average of the weights; None: none is kept."""
     diagnostics: Diagnostics = Diagnostics()
     """What else is measured of updates."""
+    profile: Profile | None = None
+    """Steps that jax's profiler traces; None traces none."""
 
     @model_validator(mode="after")
     def _check_ema(self) -> TrainStage:
@@ -186,6 +189,12 @@ class TrainStage(StageBase):
                 "ema.final = false without eval: nobody would read the average; set final to true, "
                 "or eval to { every = …, tasks = […] }, or leave ema out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_profile(self) -> TrainStage:
+        if self.profile is not None:
+            self.profile.check(self.steps)
         return self
 
     @property

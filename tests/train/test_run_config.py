@@ -380,6 +380,8 @@ def changed(tmp_path, *overrides, num_begun=2, done=("cold",)):
         "stages.grpo.eval={ every = 1, tasks = ['sums'] }",
         "stages.grpo.steps=9",
         "stages.grpo.diagnostics.layer_norms=true",
+        "stages.grpo.profile={ steps = [1] }",
+        "stages.cold.profile={ steps = [1] }",  # of a stage that is done
         "run_dir=elsewhere",
     ],
 )
