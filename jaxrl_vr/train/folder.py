@@ -35,9 +35,9 @@ def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[st
 
     A stage that has begun keeps its table and its data. `eval`, `steps` and `diagnostics`, which
     changes the numbers to rounding at most, may change until it is done, `steps` only where no
-    learning-rate schedule hangs on it (`train.folder` checks that). A stage that is done keeps these
-    too, and its tasks with their data. `profile` may change at any time. What only later stages use
-    is not settled, so that a fault in it can be corrected.
+    learning-rate schedule hangs on it (`train.folder` checks that). A stage that is done keeps
+    these too, and its tasks with their data. `profile` may change at any time. What only later
+    stages use is not settled, so that a fault in it can be corrected.
 
     Args:
       config: of the run.
