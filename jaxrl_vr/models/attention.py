@@ -2,7 +2,8 @@
 
 Rows are split over `data` and `fsdp`, heads over `tensor`; where kv heads are fewer than its
 devices, the query heads of each are. Of a row that is split over `context` each device has its own
-queries and gathers the keys and values of the whole, which grouped heads make small.
+queries and gathers the keys and values of the whole, which grouped heads make small. Blocks that
+lie behind all queries are skipped, so rows are best dealt (dealt.py).
 
 B rows, T tokens, H query heads, K kv heads, R = H / K, Q head dim.
 """
@@ -10,14 +11,17 @@ B rows, T tokens, H query heads, K kv heads, R = H / K, Q head dim.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_vr.arrays import check
 from jaxrl_vr.models.blockwise import blockwise_attention
-from jaxrl_vr.models.splash import splash, splash_attention, takes
+from jaxrl_vr.models.dealt import can_deal, in_order, num_parts
+from jaxrl_vr.models.splash import LANES, from_the_last, splash, splash_attention, takes
 from jaxrl_vr.sharding import TRAIN_RULES, current_mesh, spec
 
 Backend = Literal["xla", "splash", "splash_interpreted"]
@@ -30,6 +34,8 @@ def attention(
     v: jax.Array,
     segment_ids: jax.Array,
     backend: Backend = "xla",
+    *,
+    is_dealt: bool = False,
 ) -> jax.Array:
     """Grouped-query attention; a token sees those of its own segment up to itself.
 
@@ -41,51 +47,76 @@ def attention(
       v: [B, T, K, Q], values.
       segment_ids: [B, T] int32; 0 is padding, which sees only itself and its kind.
       backend: static.
+      is_dealt: static; whether tokens lie as `deal` lays them, where `takes_dealt` says so.
 
     Returns:
-      [B, T, H, Q], in q's dtype.
+      [B, T, H, Q], in q's dtype and the same order.
     """
     check("BTHQ, BTKQ, BTKQ, BT", q=q, k=k, v=v, segment_ids=segment_ids)
     B, T, H, Q = q.shape
     K = k.shape[2]
     grouped = q.reshape(B, T, K, H // K, Q).transpose(0, 2, 3, 1, 4)  # H -> K, R
-    out = _on_devices(grouped, k.swapaxes(1, 2), v.swapaxes(1, 2), segment_ids, backend)
+    out = _on_devices(grouped, k.swapaxes(1, 2), v.swapaxes(1, 2), segment_ids, backend, is_dealt)
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)  # K, R -> H
 
 
+def takes_dealt(num_tokens: int, backend: Backend) -> bool:
+    """Whether rows of these tokens are to be dealt, on the mesh that is set."""
+    # The kernels may take the part of a device and not the half of it.
+    has_kernel = _has_kernel(backend, num_tokens // num_parts(num_tokens), num_tokens)
+    return can_deal(num_tokens, LANES if has_kernel else 1)
+
+
 def _on_devices(
-    q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.Array, backend: Backend
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segment_ids: jax.Array,
+    backend: Backend,
+    is_dealt: bool,
 ) -> jax.Array:
     R, T = q.shape[2:4]
     mesh = current_mesh()
     if mesh is None or mesh.size == 1:
-        return _local(q, k, v, segment_ids, _kernel(backend, R, T, 1), None)
+        return _local(q, k, v, segment_ids, kernels(backend, R, T, 1, False), None, False)
     axes = ("batch", "kv_heads", "heads", "length", None)
     of_q = spec(axes, TRAIN_RULES, mesh, q.shape)
     of_k = spec(("batch", "kv_heads", "length", None), TRAIN_RULES, mesh, k.shape)
     of_segments = spec(("batch", "length"), TRAIN_RULES, mesh, segment_ids.shape)
     _, _, heads, context, _ = (*of_q, *[None] * (5 - len(of_q)))
     parts = mesh.shape[context] if context else 1
-    kernel = _kernel(backend, R // (mesh.shape[heads] if heads else 1), T, parts)
-    of_kernel = None
-    if kernel is not None:
-        sharding = NamedSharding(mesh, PartitionSpec(None, context))
-        of_kernel = kernel.manual_sharding_spec(sharding)
+    found = kernels(backend, R // (mesh.shape[heads] if heads else 1), T, parts, is_dealt)
+    sharding = NamedSharding(mesh, PartitionSpec(None, context))
+    of_kernels = tuple(
+        None if kernel is None else kernel.manual_sharding_spec(sharding) for kernel in found
+    )
     return jax.shard_map(
-        functools.partial(_local, context=context),
+        functools.partial(_local, context=context, is_dealt=is_dealt),
         mesh=mesh,
-        in_specs=(of_q, of_k, of_k, of_segments, of_kernel),
+        in_specs=(of_q, of_k, of_k, of_segments, of_kernels),
         out_specs=of_q,
         check_vma=False,
-    )(q, k, v, segment_ids, kernel)
+    )(q, k, v, segment_ids, found)
 
 
-def _kernel(backend: Backend, num_heads: int, num_tokens: int, parts: int) -> Any:
-    """The TPU's for rows that are split into parts; None where plain XLA attends."""
-    if backend == "xla" or not takes(num_tokens // parts, num_tokens):
-        return None
-    interpret = backend == "splash_interpreted"
-    return splash(num_heads, num_tokens, num_tokens, parts=parts, interpret=interpret)
+def kernels(
+    backend: Backend, num_heads: int, num_tokens: int, parts: int, is_dealt: bool
+) -> tuple[Any, ...]:
+    """The TPU's for rows that are split into parts, one for each chunk that a device has of a row;
+    None in its place where plain XLA attends."""
+    if not _has_kernel(backend, num_tokens // parts, num_tokens):
+        return (None, None) if is_dealt else (None,)
+    make = functools.partial(
+        splash, num_heads, parts=parts, interpret=backend == "splash_interpreted"
+    )
+    if not is_dealt:
+        return (make(num_tokens, num_tokens),)
+    half = num_tokens // 2
+    return make(half, num_tokens), from_the_last(make(half, num_tokens, start=half), parts)
+
+
+def _has_kernel(backend: Backend, num_queries: int, num_keys: int) -> bool:
+    return backend != "xla" and takes(num_queries, num_keys)
 
 
 def _local(
@@ -93,17 +124,40 @@ def _local(
     k: jax.Array,
     v: jax.Array,
     segment_ids: jax.Array,
-    kernel: Any,
+    of_chunks: Sequence[Any],
     context: str | None,
+    is_dealt: bool,
 ) -> jax.Array:
-    """What each device does, [B, K, R, T, Q]; `context` is the mesh axis that splits the rows."""
-    mine, start = segment_ids, 0
-    if context:
-        start = jax.lax.axis_index(context) * q.shape[3]
-        k, v, segment_ids = (
-            jax.lax.all_gather(a, context, axis=axis, tiled=True)
-            for a, axis in ((k, 2), (v, 2), (segment_ids, 1))
-        )
+    """What each device does, [B, K, R, T, Q]; `context` is the mesh axis that splits the rows, and
+    each of its chunks has a kernel or None."""
+    if context is None:
+        return _attend(of_chunks[0], q, k, v, segment_ids, segment_ids, 0)
+    parts, mine = jax.lax.axis_size(context), jax.lax.axis_index(context)
+
+    def whole(a: jax.Array, axis: int) -> jax.Array:
+        gathered = jax.lax.all_gather(a, context, axis=axis, tiled=True)
+        return in_order(gathered, axis, parts) if is_dealt else gathered
+
+    k, v, keys = whole(k, 2), whole(v, 2), whole(segment_ids, 1)
+    places = (mine, 2 * parts - 1 - mine) if is_dealt else (mine,)
+    tokens = q.shape[3] // len(places)
+    out = []
+    for i, (kernel, place) in enumerate(zip(of_chunks, places, strict=True)):
+        chunk = slice(i * tokens, (i + 1) * tokens)
+        queries, segments = q[:, :, :, chunk], segment_ids[:, chunk]
+        out.append(_attend(kernel, queries, k, v, segments, keys, place * tokens))
+    return jnp.concatenate(out, axis=3)
+
+
+def _attend(
+    kernel: Any,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    query_segments: jax.Array,
+    key_segments: jax.Array,
+    start: jax.Array | int,
+) -> jax.Array:
     if kernel is None:
-        return blockwise_attention(q, k, v, mine, segment_ids, start)
-    return splash_attention(kernel, q, k, v, mine, segment_ids)
+        return blockwise_attention(q, k, v, query_segments, key_segments, start)
+    return splash_attention(kernel, q, k, v, query_segments, key_segments)

@@ -19,13 +19,14 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 
 from jaxrl_vr.models.blockwise import ATTENDED, causal_with_sums
 
-_LANES = 128
+LANES = 128
+"""Of tokens that the kernels want."""
 _LARGEST_BLOCK = 512
 
 
 def takes(num_queries: int, num_keys: int) -> bool:
     """Whether the kernels take rows of these tokens: whose blocks are multiples of 128."""
-    return num_queries % _LANES == 0 and num_keys % _LANES == 0
+    return num_queries % LANES == 0 and num_keys % LANES == 0
 
 
 def splash(
@@ -33,6 +34,7 @@ def splash(
     num_queries: int,
     num_keys: int,
     *,
+    start: int = 0,
     parts: int = 1,
     with_sums: bool = False,
     interpret: bool = False,
@@ -43,6 +45,7 @@ def splash(
       num_heads: R.
       num_queries: of all devices that split them.
       num_keys: C.
+      start: place of the first query among the keys.
       parts: devices that split the queries; each gets its part by `manual_sharding_spec`.
       with_sums: whether the log-sum-exp is returned too; then it has no gradient.
       interpret: whether to run without a TPU, which is slow and for tests.
@@ -58,7 +61,7 @@ def splash(
         block_kv_dq=of_keys,
     )
     mask = splash_mask.MultiHeadMask(
-        [splash_mask.CausalMask((num_queries, num_keys)) for _ in range(num_heads)]
+        [splash_mask.CausalMask((num_queries, num_keys), offset=start) for _ in range(num_heads)]
     )
     return splash_kernel.make_splash_mqa(
         mask,
@@ -69,6 +72,18 @@ def splash(
         residual_checkpoint_name=ATTENDED,
         interpret=interpret,
     )
+
+
+def from_the_last(kernel: Any, parts: int) -> Any:
+    """The kernel whose first part of the queries is the last of `kernel`, and so on."""
+
+    def turned(a: jax.Array) -> jax.Array:
+        axis = 0 if a.ndim == 1 else 1  # places of queries; or heads, blocks of queries, of keys
+        size = a.shape[axis] // parts
+        in_parts = a.reshape(*a.shape[:axis], parts, size, *a.shape[axis + 1 :])
+        return jnp.flip(in_parts, axis).reshape(a.shape)  # parts, blocks of one -> blocks
+
+    return jax.tree.map(turned, kernel)
 
 
 def splash_attention(
@@ -139,6 +154,6 @@ def attend_chunk(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, j
 def _block(tokens: int) -> int:
     """The largest power of two times 128 up to the limit that divides them."""
     size = _LARGEST_BLOCK
-    while size > _LANES and tokens % size:
+    while size > LANES and tokens % size:
         size //= 2
     return size

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 
 from jaxrl_vr.arrays import check
 from jaxrl_vr.models.architecture import Architecture
-from jaxrl_vr.models.attention import Backend, attention
+from jaxrl_vr.models.attention import Backend, attention, takes_dealt
 from jaxrl_vr.models.blockwise import ATTENDED
+from jaxrl_vr.models.dealt import collect, deal
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages, empty_pages
 from jaxrl_vr.models.params import Params, declare
 from jaxrl_vr.models.quantized import product, quantized_layer
@@ -136,10 +137,13 @@ class Transformer:
           [B, T, D] in the compute dtype.
         """
         check("BT, BT, BT", tokens=tokens, positions=positions, segment_ids=segment_ids)
+        is_dealt = takes_dealt(tokens.shape[1], self.attention)
+        if is_dealt:
+            tokens, positions, segment_ids = map(deal, (tokens, positions, segment_ids))
         rotary = rotary_angles(self.arch, positions)
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attention(q, k, v, segment_ids, self.attention)
+            return attention(q, k, v, segment_ids, self.attention, is_dealt=is_dealt)
 
         def step(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
             x = block(self.arch, self._cast(weights), x, rotary, attend)
@@ -152,6 +156,8 @@ class Transformer:
             x = constrain(table[tokens], _STREAM)
         with jax.named_scope("layers"):
             x, _ = jax.lax.scan(step, x, params["layers"])
+        if is_dealt:
+            x = collect(x)
         return rms_norm(x, self._cast(params["norm"]), self.arch.norm_eps)
 
     def head(self, params: Params) -> jax.Array:
