@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxrl_vr.sharding import TRAIN_RULES, current_mesh, entry, spec
+from jaxrl_vr.sharding import TRAIN_RULES, current_mesh, num_shards, spec
 
 
 def can_deal(num_tokens: int, multiple: int = 1) -> bool:
@@ -30,9 +30,7 @@ def can_deal(num_tokens: int, multiple: int = 1) -> bool:
 
 def num_parts(num_tokens: int) -> int:
     """Devices that split a row of these tokens, on the mesh that is set."""
-    mesh = current_mesh()
-    axis = None if mesh is None else entry("length", num_tokens, TRAIN_RULES, mesh)
-    return 1 if mesh is None or axis is None else mesh.shape[axis]
+    return num_shards(("length",), (num_tokens,))[0]
 
 
 def deal(x: jax.Array) -> jax.Array:
