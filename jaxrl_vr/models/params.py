@@ -36,6 +36,26 @@ class Param:
         """Whether the file holds one tensor a layer."""
         return self.axes[0] == "layers"
 
+    @property
+    def sides(self) -> tuple[tuple[int, ...], ...]:
+        """Its dimensions but that of the layers, by what they are in each layer's tensor.
+
+        A matrix has two sides, its rows [in] and its columns [out]; a vector has one. The dimension
+        inside a head belongs to that of the heads: [L, D, H, Q] is L matrices of [D, H x Q].
+        """
+        found: list[tuple[int, ...]] = []
+        for dim, axis in enumerate(self.axes):
+            if axis == "head_dim" and found:
+                found[-1] += (dim,)
+            elif axis != "layers":
+                found.append((dim,))
+        return tuple(found)
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is a matrix, or one in each layer."""
+        return len(self.sides) == 2
+
 
 def declare(arch: Architecture) -> dict[str, Any]:
     """The parameters of `arch`: a nested dict of `Param`, in the model's own layout."""

@@ -9,8 +9,10 @@ import jax
 
 from jaxrl_vr.data.tokenizer import Tokenizer
 from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sampler.endings import Endings
 from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.critic import Critic
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import DpoStage, SftStage, TrainStage, tasks_of
 from jaxrl_vr.verifiers.pool import Pool
@@ -59,6 +61,22 @@ def check_sizes(
         if isinstance(stage, SftStage):
             longest = stage.longest(context)
             _check_row_length(stage, longest, f"max_tokens = {longest}")
+
+
+def check_optimizers(config: RunConfig, model: Transformer) -> None:
+    """Raises ValueError if an option of a stage's optimizer cannot act on its parameters."""
+    for stage in config.stages:
+        if not isinstance(stage, TrainStage):
+            continue
+        found = [(f"stages.{stage.name}.optimizer", stage.optimizer, model.declare())]
+        if isinstance(stage, RlStage) and stage.critic is not None:
+            where = f"stages.{stage.name}.critic.optimizer"
+            found.append((where, stage.critic.optimizer, Critic(model).declare()))
+        for where, optimizer, declared in found:
+            try:
+                optimizer.transform(declared)
+            except ValueError as error:
+                raise ValueError(f"{where}.{error}") from None
 
 
 def check_texts(config: RunConfig, tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from pydantic import Field
 
 from jaxrl_vr.arrays import Metrics
@@ -21,7 +20,7 @@ from jaxrl_vr.models.params import Param, Params
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.rollout.batch import Batch
 from jaxrl_vr.train.objectives import Numbers
-from jaxrl_vr.train.optimizer import AdamW
+from jaxrl_vr.train.optimizer import Optimizer
 from jaxrl_vr.train.state import TrainState, create
 from jaxrl_vr.train.update import Learner
 
@@ -29,7 +28,7 @@ from jaxrl_vr.train.update import Learner
 class CriticConfig(Config):
     """A critic, which advantage `gae` needs. It starts from the stage's weights, with values 0."""
 
-    optimizer: AdamW
+    optimizer: Optimizer
     """Optimizer and learning rate; its schedule counts the critic's own steps. Critics usually
     learn faster than policies: 2 to 10 times the policy's rate."""
     clip: float = Field(default=0.2, gt=0)
@@ -96,7 +95,7 @@ def critic_state(config: CriticConfig, model: Transformer, policy: Params) -> Tr
 def critic_learner(config: CriticConfig, model: Transformer, mesh: jax.sharding.Mesh) -> Learner:
     """Its update and scoring pass; the scores are values."""
     critic = Critic(model)
-    transform: optax.GradientTransformation = config.optimizer.transform(critic.declare())
+    transform = config.optimizer.transform(critic.declare())
     return Learner(critic.loss, lambda p, b: {"value": critic.values(p, b)}, transform, mesh)
 
 

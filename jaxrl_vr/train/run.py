@@ -26,7 +26,13 @@ from jaxrl_vr.metrics.writer import Writer
 from jaxrl_vr.models import hf, hf_export
 from jaxrl_vr.models.hf_config import with_rotary
 from jaxrl_vr.sharding import make_mesh
-from jaxrl_vr.train.check import check_sizes, check_texts, check_verifiers, oddities
+from jaxrl_vr.train.check import (
+    check_optimizers,
+    check_sizes,
+    check_texts,
+    check_verifiers,
+    oddities,
+)
 from jaxrl_vr.train.config import PretrainedModel, RunConfig
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.dpo import run_dpo
@@ -130,6 +136,7 @@ def build(config: RunConfig) -> tuple[jax.sharding.Mesh, Built, Mixtures]:
     mesh = make_mesh(config.mesh)
     built = build_model(config)
     check_sizes(config, built.model.arch, mesh)
+    check_optimizers(config, built.model)
     check_texts(config, built.tokenizer, built.model.vocab_size)
     return mesh, built, Mixtures(config, built.tokenizer, built.model.max_length)
 

@@ -14,7 +14,7 @@ from jaxrl_vr.data.demonstrations import LossOn
 from jaxrl_vr.data.tokenizer import Tokenizer
 from jaxrl_vr.train.diagnostics import Diagnostics
 from jaxrl_vr.train.ema import Ema
-from jaxrl_vr.train.optimizer import AdamW
+from jaxrl_vr.train.optimizer import Optimizer
 from jaxrl_vr.train.profile import Profile
 from jaxrl_vr.train.weights import SequenceMean, TokenMean
 from jaxrl_vr.types import Forced, Sampling
@@ -169,7 +169,7 @@ class TrainStage(StageBase):
     """Names of data sources, mixed by their weights."""
     steps: int = Field(ge=0, le=10**9)
     """Steps of the stage."""
-    optimizer: AdamW
+    optimizer: Optimizer
     """Optimizer and learning rate."""
     micro: Micro = Micro()
     """Micro-batches."""

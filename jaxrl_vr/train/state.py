@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_vr.arrays import pytree_dataclass
+from jaxrl_vr.sharding import replicated
+from jaxrl_vr.train.transform import Transform, abstract_moments
 
 
 @pytree_dataclass
@@ -17,7 +18,7 @@ class TrainState:
 
     trainable: Any  # parameters, float32 master weights
     frozen: Any  # name -> parameters: "reference", "teacher"
-    optimizer: Any  # optax state, sharded like the parameters
+    optimizer: Any  # optax state; moments lie like their parameters, or so in the host's memory
     step: jax.Array  # [] int32, optimizer steps taken or skipped
     critic: Any = None  # the critic's own TrainState; None: the stage has no critic
     ema: Any = None  # moving average of `trainable`, placed alike; None: the stage keeps none
@@ -26,7 +27,7 @@ class TrainState:
 def create(
     trainable: Any,
     frozen: Any,
-    transform: optax.GradientTransformation,
+    transform: Transform,
     *,
     has_ema: bool = False,
 ) -> TrainState:
@@ -49,7 +50,7 @@ def create(
 def abstract_state(
     trainable: Any,
     frozen: Any,
-    transform: optax.GradientTransformation,
+    transform: Transform,
     *,
     has_ema: bool = False,
 ) -> TrainState:
@@ -59,22 +60,12 @@ def abstract_state(
         return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding)
 
     trainable, frozen = jax.tree.map(like, (trainable, frozen))
-    of_params = jax.tree_util.tree_leaves_with_path(trainable)
-    replicated = jax.NamedSharding(of_params[0][1].sharding.mesh, jax.P())
-
-    def of_moment(path: Any, a: Any) -> Any:
-        # A moment has its parameter's path at the end of its own, and its shape.
-        for own, param in of_params:
-            if path[-len(own) :] == own and a.shape == param.shape:
-                return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=param.sharding)
-        return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=replicated)
-
-    optimizer = jax.eval_shape(transform.init, trainable)
-    step: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated)
+    mesh = jax.tree.leaves(trainable)[0].sharding.mesh
+    step: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated(mesh))
     return TrainState(
         trainable=trainable,
         frozen=frozen,
-        optimizer=jax.tree_util.tree_map_with_path(of_moment, optimizer),
+        optimizer=abstract_moments(transform, trainable),
         step=step,
         ema=trainable if has_ema else None,
     )

@@ -24,6 +24,7 @@ from jaxrl_vr.train import ema
 from jaxrl_vr.train.diagnostics import NO_PROBE, Probe
 from jaxrl_vr.train.objectives import Numbers, Objective
 from jaxrl_vr.train.state import TrainState
+from jaxrl_vr.train.transform import Transform, kept_as, to_devices
 
 
 class Rates(NamedTuple):
@@ -107,6 +108,25 @@ def policy_loss(model: Model, objective: Objective) -> MicroLoss:
     return loss
 
 
+def without_frozen(loss: MicroLoss, frozen: Any) -> MicroLoss:
+    """The loss with a gradient of 0 for frozen parameters, so that their norm clips no other.
+
+    Args:
+      loss: of all parameters.
+      frozen: bool by parameter; None: none is frozen.
+    """
+    if frozen is None:
+        return loss
+
+    def of_others(params: Params, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
+        held = jax.tree.map(
+            lambda p, is_frozen: jax.lax.stop_gradient(p) if is_frozen else p, params, frozen
+        )
+        return loss(held, batch, numbers)
+
+    return of_others
+
+
 def gradients(
     params: Params,
     batch: Batch,
@@ -163,7 +183,7 @@ def update(
     rates: Rates,
     *,
     loss: MicroLoss,
-    transform: optax.GradientTransformation,
+    transform: Transform,
     probe: Probe = NO_PROBE,
 ) -> tuple[TrainState, Metrics]:
     """One optimizer step.
@@ -184,6 +204,7 @@ def update(
     Returns:
       The state after, and metrics.
     """
+    loss = without_frozen(loss, transform.frozen)
     value, grad, metrics = gradients(state.trainable, batch, numbers, loss=loss, probe=probe)
     norm, unclipped = optax.tree.norm(grad), grad
     metrics = probe.of_gradient(metrics, norm, batch)
@@ -296,7 +317,7 @@ class Learner:
         self,
         loss: MicroLoss,
         score: Score,
-        transform: optax.GradientTransformation,
+        transform: Transform,
         mesh: jax.sharding.Mesh,
         probe: Probe = NO_PROBE,
     ):
@@ -307,8 +328,8 @@ class Learner:
         def keep_sharding(state: TrainState, *rest: Any) -> tuple[TrainState, Metrics]:
             shardings = self._shardings
             with jax.named_scope("update"):
-                after, metrics = step(state, *rest)
-            return jax.lax.with_sharding_constraint(after, shardings), metrics
+                after, metrics = step(to_devices(state, shardings), *rest)
+            return kept_as(after, shardings), metrics
 
         self._shardings: Any = None
         self._update = jax.jit(keep_sharding, donate_argnums=0)

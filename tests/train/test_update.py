@@ -20,6 +20,7 @@ from jaxrl_vr.train.objectives import PpoClip, Reinforce, policy_objective, supe
 from jaxrl_vr.train.optimizer import AdamW
 from jaxrl_vr.train.penalty import Kl
 from jaxrl_vr.train.state import create
+from jaxrl_vr.train.transform import Transform
 from jaxrl_vr.train.update import (
     Learner,
     Rates,
@@ -469,8 +470,9 @@ def test_a_gradient_that_is_not_finite_is_skipped_where_the_loss_is():
 
     model = UniformModel(32)
     params = init(model.declare(), jax.random.key(0), TRAIN_RULES, mesh_of())
-    learner = Learner(loss_of(objective, model), policy_score(model), optax.identity(), mesh_of())
-    state = create(params, {}, optax.identity())
+    identity = Transform(*optax.identity())
+    learner = Learner(loss_of(objective, model), policy_score(model), identity, mesh_of())
+    state = create(params, {}, identity)
     state, metrics = learner.update(state, shared()[1], {}, RATES)
     assert float(metrics["loss/total"].sum) == 0
     assert not np.isfinite(metrics["optimizer/grad_norm"].sum)
@@ -480,11 +482,11 @@ def test_a_gradient_that_is_not_finite_is_skipped_where_the_loss_is():
 
 def test_clip_by_global_norm_and_placement_on_a_mesh():
     mesh = mesh_of(8, data=1, fsdp=2, context=2, tensor=2)
-    learner = learner_on(mesh, transform=optax.identity())
+    learner = learner_on(mesh, transform=Transform(*optax.identity()))
     batch = learner.place(batch_of(ROLLOUTS, SHAPE))
     size = norm(baseline()[1])
     for limit in (0.5 * size, 2 * size):
-        state = state_on(mesh, optax.identity())
+        state = state_on(mesh, Transform(*optax.identity()))
         places = jax.tree.map(lambda a: a.sharding, state)
         state, metrics = learner.update(state, batch, NUMBERS, Rates(3.0, limit))
         assert jax.tree.map(lambda a: a.sharding, state) == places
