@@ -21,6 +21,9 @@ from jaxrl_vr.config import Config
 
 Rules = Mapping[str, str | tuple[str, ...] | None]  # logical axis -> mesh axes, outermost first
 
+HOST = "pinned_host"
+"""Kind of memory that is the host's, and that devices reach."""
+
 MESH_AXES = ("data", "fsdp", "context", "tensor", "expert")
 
 TRAIN_RULES: Rules = {
@@ -272,8 +275,15 @@ def device_memory(mesh: Mesh) -> int:
     return machine // mesh.devices.size
 
 
-def local_bytes(tree: Any) -> int:
-    """Of one device, of arrays or their shapes with shardings."""
+def local_bytes(tree: Any, *, on_host: bool = False) -> int:
+    """Of one device, of arrays or their shapes with shardings.
+
+    Args:
+      tree: of the arrays.
+      on_host: count what lies in the host's memory for it, in the place of its own.
+    """
     return sum(
-        math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree)
+        math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize
+        for a in jax.tree.leaves(tree)
+        if (a.sharding.memory_kind == HOST) == on_host
     )

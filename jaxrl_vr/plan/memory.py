@@ -19,6 +19,7 @@ def memory_of(
 ) -> dict[str, int]:
     """Bytes of a device, and the most that is there at once."""
     optimizer = local_bytes(lowered.state.optimizer)
+    on_host = local_bytes(lowered.state.optimizer, on_host=True)
     frozen = {name: local_bytes(tree) for name, tree in lowered.state.frozen.items()}
     critic, average = local_bytes(lowered.state.critic), local_bytes(lowered.state.ema)
     state = weights + optimizer + sum(frozen.values()) + average
@@ -36,6 +37,7 @@ def memory_of(
         "critic": critic,
         "average": average,
         "optimizer": optimizer,
+        "optimizer_on_host": on_host,
         "gradients": gradients,
         "activations": max(in_update - gradients, 0),
         "batch": max(batch, 0),
@@ -77,6 +79,11 @@ def advice_for(
             lines.append('set model.remat = "block": activations of one layer at a time')
         if rows > mesh.shape["data"] * mesh.shape["fsdp"] and memory["activations"] > over / 2:
             lines.append(f"lower stages.{stage.name}.micro.rows from {rows}")
+        if memory["optimizer"] > over / 2:
+            lines.append(
+                f"set stages.{stage.name}.optimizer.state_offload = true: its "
+                f"{memory['optimizer'] / 1e9:.1f} GB lie in the host's memory between updates"
+            )
         if state > chip.memory_bytes / 2:
             times = 2 ** math.ceil(math.log2(state / (chip.memory_bytes / 2)))
             lines.append(

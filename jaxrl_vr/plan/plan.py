@@ -19,7 +19,7 @@ from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, mesh_of
 from jaxrl_vr.sharding import local_bytes
-from jaxrl_vr.train.check import check_sizes
+from jaxrl_vr.train.check import check_optimizers, check_sizes
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.micro import NoRowFits, is_out_of_memory
 from jaxrl_vr.train.rl_stage import RlStage
@@ -55,6 +55,7 @@ def plan(
     model = planned_model(config)
     mesh = mesh_of(config.mesh, devices(topology, num_slices), num_slices)
     check_sizes(config, model.arch, mesh)
+    check_optimizers(config, model)
     try:
         return planned(config, found, model, mesh, chip, topology, say)
     except jax.errors.JaxRuntimeError as error:
@@ -136,7 +137,9 @@ def planned(
     passes = 4 if model.remat == "block" else 3
     programs: dict[str, Compiled] = {}
     say("compiling update")
-    programs["update"] = of(lowered.update().compile(), 3 * weights, passes)
+    moments = local_bytes(lowered.state.optimizer)
+    moments += local_bytes(lowered.state.optimizer, on_host=True)
+    programs["update"] = of(lowered.update().compile(), weights + moments, passes)
     critic_update = lowered.critic_update()
     if critic_update is not None:
         say("compiling the critic's update")

@@ -1,6 +1,6 @@
 """Memory and time of a run by formulas alone: for chips nobody compiles for, and to rank meshes.
 
-Parameters and moments are float32 and split over `fsdp` and `tensor`, the sampler's copy over
+Parameters are float32; they and moments are split over `fsdp` and `tensor`, the sampler's copy over
 `tensor`. Exchanges are added to the products, as if nothing ran beside them.
 """
 
@@ -93,6 +93,7 @@ def estimate(
     row_length: int,
     slots: int,
     itemsize: int,
+    moment_bytes: int,
     has_reference: bool = False,
     teacher: int = 0,
     has_critic: bool = False,
@@ -109,6 +110,7 @@ def estimate(
       row_length: tokens of a packed row.
       slots: of the sampler, over all devices.
       itemsize: bytes of an activation.
+      moment_bytes: of the optimizer's state in the devices' memory, all of it.
       has_reference: whether one more copy of the weights is kept.
       teacher: parameters of one.
       has_critic: whether a critic of the model's size learns beside it.
@@ -139,7 +141,7 @@ def estimate(
     view = itemsize * N / choice.tensor
     memory = {
         "parameters": 4 * N / split,
-        "optimizer": 8 * N / split,
+        "optimizer": moment_bytes / split,
         "reference": 4 * N / split * has_reference,
         "teacher": 4 * teacher / split,
         "critic": 12 * N / split * has_critic,

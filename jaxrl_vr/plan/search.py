@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
+import jax
 from jax.sharding import AbstractMesh
 
 from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.flops import num_params
+from jaxrl_vr.models.params import declare, is_param
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import architecture, teacher
 from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
@@ -28,8 +31,9 @@ def ranked(
 ) -> list[tuple[Choice, Estimate]]:
     """Choices that fit by formulas, the fastest first."""
     arch, rollouts, row_length = _sizes(config, stage)
+    moments = moment_bytes(stage, arch)
     found = [
-        (choice, _estimate(config, stage, choice, chip, arch, rollouts, row_length))
+        (choice, _estimate(config, stage, choice, chip, arch, rollouts, row_length, moments))
         for choice in choices(arch, num_devices, rollouts, row_length)
         if config.engine.slots % (choice.data * choice.fsdp * choice.context) == 0
     ]
@@ -65,13 +69,17 @@ def roofline_plan(
         rows=sizes["data"] * sizes["fsdp"] if stage.micro.rows == "auto" else stage.micro.rows,
         remat=config.model.remat,
     )
-    found = _estimate(config, stage, choice, chip, arch, rollouts, row_length)
+
+    def estimated(choice: Choice) -> Estimate:
+        return _estimate(config, stage, choice, chip, arch, rollouts, row_length, moments)
+
+    moments = moment_bytes(stage, arch)
+    found = estimated(choice)
     while stage.micro.rows == "auto" and choice.rows < rollouts.num_rows(row_length):
         larger = dataclasses.replace(choice, rows=2 * choice.rows)
-        estimate_of_larger = _estimate(config, stage, larger, chip, arch, rollouts, row_length)
-        if estimate_of_larger.total_bytes > _HEADROOM * chip.memory_bytes:
+        if estimated(larger).total_bytes > _HEADROOM * chip.memory_bytes:
             break
-        choice, found = larger, estimate_of_larger
+        choice, found = larger, estimated(larger)
     fits = found.total_bytes <= chip.memory_bytes
     over = found.total_bytes - chip.memory_bytes
     return {
@@ -98,6 +106,18 @@ def _sizes(config: RunConfig, stage: RlStage) -> tuple[Architecture, Rollouts, i
     return arch, Rollouts.of(stage, arch.max_length), stage.row_length(arch.max_length)
 
 
+def moment_bytes(stage: RlStage, arch: Architecture) -> int:
+    """Of the optimizer's state in the devices' memory, over all devices."""
+    if stage.optimizer.state_offload:
+        return 0
+    declared = declare(arch)
+    shapes = jax.tree.map(
+        lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), declared, is_leaf=is_param
+    )
+    state = jax.eval_shape(stage.optimizer.transform(declared).init, shapes)
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(state))
+
+
 def _estimate(
     config: RunConfig,
     stage: RlStage,
@@ -106,6 +126,7 @@ def _estimate(
     arch: Architecture,
     rollouts: Rollouts,
     row_length: int,
+    moments: int,
 ) -> Estimate:
     return estimate(
         arch,
@@ -115,6 +136,7 @@ def _estimate(
         row_length=row_length,
         slots=config.engine.slots,
         itemsize=2 if config.model.dtype == "bfloat16" else 4,
+        moment_bytes=moments,
         has_reference=stage.has_reference,
         teacher=_teacher_params(config, stage, arch),
         has_critic=stage.critic is not None,

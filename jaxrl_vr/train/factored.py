@@ -22,7 +22,7 @@ _SMALLEST = 1e-3  # of a parameter's root mean square, below which it would hard
 class FactoredState(NamedTuple):
     """Means of squared gradients; optax.MaskedNode where a parameter has no such mean."""
 
-    count: jax.Array  # [] int32, updates so far
+    step: jax.Array  # [] int32, updates so far
     rows: Any  # of factored matrices the mean over columns, [L, rows]
     columns: Any  # and over rows, [L, columns]
     whole: Any  # of all others, in the parameter's shape
@@ -67,8 +67,8 @@ def scale_by_factored_rms(
         return FactoredState(jnp.int32(0), zeros(0), zeros(1), zeros(None))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        count = jnp.asarray(optax.safe_increment(state.count))
-        kept = 1.0 - jnp.power(count.astype(jnp.float32), -decay_exponent)
+        step_number = jnp.asarray(optax.safe_increment(state.step))
+        kept = 1.0 - jnp.power(step_number.astype(jnp.float32), -decay_exponent)
 
         def one(param: Param, grad: Any, value: Any, *means: Any) -> Any:
             square = grad**2 + eps
@@ -88,7 +88,7 @@ def scale_by_factored_rms(
             jax.tree.map(lambda r, name=name: getattr(r, name), found, is_leaf=_is_result)
             for name in _Result._fields
         ]
-        return parts[0], FactoredState(count, *parts[1:])
+        return parts[0], FactoredState(step_number, *parts[1:])
 
     return optax.GradientTransformation(init, update)
 

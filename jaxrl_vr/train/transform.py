@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-HOST = "pinned_host"
-"""Memory of the host that devices read and write by themselves."""
+from jaxrl_vr.sharding import HOST
 
 
 class Transform(NamedTuple):

@@ -124,6 +124,21 @@ def test_memory_is_that_of_the_arrays(config_file, on_cpu):
     assert split["fits"] and split["advice"] == []
 
 
+def test_moments_count_as_they_are_stored_and_where(config_file, on_cpu):
+    arch = plan_module.planned_model(load(RunConfig, [config_file], [])).arch
+    weights, at = 4 * num_params(arch), "stages.rl.optimizer"
+    stored = f"{at}.b2=0.95", f'{at}.state_dtype="bfloat16"'
+    half = planned(config_file, "v5e:2x2", *stored)["memory"]
+    assert half["optimizer"] == pytest.approx(weights / 4, rel=0.01)
+    assert "optimizer_on_host" not in half
+    away = planned(config_file, "v5e:2x2", f"{at}.state_offload=true")["memory"]
+    assert away["optimizer"] == 4  # the number of steps
+    assert away["optimizer_on_host"] == pytest.approx(2 * weights / 4, rel=0.01)
+    # Between updates the devices hold no moments.
+    freed = half["while_sampling"] - away["while_sampling"]
+    assert freed == pytest.approx(weights / 4, rel=0.01)
+
+
 def test_a_plan_says_how_long_and_what_bounds_it(config_file, on_cpu):
     found = planned(config_file, "v5e:2x2")
     step, decode = found["step"], found["programs"]["decode"]
@@ -145,6 +160,22 @@ def test_a_gpu_is_planned_by_formulas(config_file, capsys):
     text = call(capsys, "plan", config_file, "--topology", "h100:8")
     assert "on h100:8 (fsdp = 8): fits" in text
     assert "roofline estimate, nothing was compiled" in text
+
+
+def test_formulas_count_the_moments_of_the_optimizer(config_file):
+    def memory(*overrides):
+        config = load(RunConfig, [config_file], overrides)
+        stage = plan_module.rl_stage(config, None)
+        return ranked(config, stage, CHIPS["v5e"], 1)[0][1].memory
+
+    at = "stages.rl.optimizer"
+    plain = memory()
+    assert plain["optimizer"] == 2 * plain["parameters"] + 4
+    lion = memory(f'{at}={{type="lion", learning_rate=1e-4, state_dtype="bfloat16"}}')
+    assert lion["optimizer"] == plain["parameters"] / 2 + 4
+    assert memory(f"{at}.state_offload=true")["optimizer"] == 0
+    rows = memory(f'{at}={{type="adafactor", learning_rate=1e-3}}')
+    assert rows["optimizer"] < plain["parameters"] / 20
 
 
 def test_what_does_not_fit_ends_with_3_and_says_by_how_much(config_file, capsys, tmp_path):

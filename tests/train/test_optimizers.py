@@ -507,7 +507,7 @@ def test_moments_on_the_host_are_the_same_bit_for_bit(kind):
     for path, a in jax.tree_util.tree_leaves_with_path(there.optimizer):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         kinds.setdefault(a.sharding.memory_kind, []).append(name)
-    assert {name.split("/")[-1] for name in kinds["device"]} == {"count"}
+    assert {name.split("/")[-1] for name in kinds["device"]} <= {"count", "step"}
     assert sum(name.endswith("layers/q") for name in kinds[HOST]) == len(specs(kind))
     for tree in (there.trainable, there.step):
         assert {a.sharding.memory_kind for a in jax.tree.leaves(tree)} == {"device"}
