@@ -50,7 +50,10 @@ def grown(path: Path, devices: int, least: int) -> RunConfig:
 
 
 def line(found: dict[str, Any]) -> dict[str, Any]:
-    """What is printed of a plan."""
+    """What is printed of a plan; of one that does not fit, why."""
+    if not found["fits"]:
+        names = "topology", "devices", "mesh", "fits", "advice"
+        return {"benchmark": "scaling", **{name: found[name] for name in names}}
     step = found["step"]
     tokens = found["micro_batches"] * found["micro_rows"] * found["row_length"]
     return {
@@ -89,7 +92,9 @@ def draw(lines: Sequence[dict[str, Any]], out: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    lines = sorted(lines, key=lambda one: one["devices"])
+    lines = sorted((one for one in lines if one["fits"]), key=lambda one: one["devices"])
+    if not lines:
+        raise ValueError("no topology fits, so there is nothing to draw; name larger ones")
     x = [one["devices"] for one in lines]
     # Text stays text, and without random ids and a date: small, and the same when drawn again.
     with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "scaling"}):

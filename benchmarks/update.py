@@ -33,6 +33,7 @@ from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 from jaxrl_vr.train import state as train_state
+from jaxrl_vr.train.micro import bytes_of
 from jaxrl_vr.train.objectives import PpoClip, policy_objective
 from jaxrl_vr.train.optimizer import AdamW
 from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
@@ -76,12 +77,7 @@ class Step:
         self._batch = self._learner.place(batch)
         arguments = self._state, self._batch, self._numbers, self._rates
         memory = self._learner.lower(*arguments).compile().memory_analysis()
-        self.planned_bytes = (
-            memory.argument_size_in_bytes
-            + memory.output_size_in_bytes
-            + memory.temp_size_in_bytes
-            - memory.alias_size_in_bytes
-        )
+        self.planned_bytes = bytes_of(memory)
 
     def __call__(self, _: int) -> float:
         """Seconds of the step."""

@@ -19,21 +19,21 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
 from benchmarks.rollout_and_update import positive
 from jaxrl_vr.config import load
 from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params, update_flops
-from jaxrl_vr.models.transformer import Transformer
+from jaxrl_vr.models.transformer import Remat, Transformer
 from jaxrl_vr.plan.plan import planned_model, rl_stage
 from jaxrl_vr.plan.program import Program
 from jaxrl_vr.plan.report import exchanges_of
 from jaxrl_vr.plan.topology import NO_LIBTPU, chip_of, devices, has_libtpu, mesh_of
 from jaxrl_vr.rollout.batch import Shape
 from jaxrl_vr.train.config import RunConfig
-from jaxrl_vr.train.micro import Update, is_out_of_memory
+from jaxrl_vr.train.micro import Update, bytes_of, is_out_of_memory
 from jaxrl_vr.train.policy import learner_of, update_of
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tpu" / "qwen2.5_7b_v5e-4x4_grpo.toml"
@@ -84,8 +84,6 @@ def measured(update: Update, shape: Shape, model: Transformer, mesh: Any, topolo
         if e.axes == "fsdp" and e.kind in _MOVES
     )
     of_device = shape.rows // (mesh.shape["data"] * mesh.shape["fsdp"])
-    in_all = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    in_all += memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
         "benchmark": "update_tpu",
         "topology": topology,
@@ -96,7 +94,7 @@ def measured(update: Update, shape: Shape, model: Transformer, mesh: Any, topolo
         "micro_batches": num_micro,
         "argument_bytes": memory.argument_size_in_bytes,
         "temp_bytes": memory.temp_size_in_bytes,
-        "device_bytes": in_all,
+        "device_bytes": bytes_of(memory),
         "chip_bytes": chip.memory_bytes,
         "flops": products,
         "flops_over_model": products / useful,
@@ -115,7 +113,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--config", type=Path, default=CONFIG, help="of a run with an RL stage")
     parser.add_argument("--topology", default="v5e:4x4", help="of TPUs")
-    parser.add_argument("--remat", nargs="+", help="instead of the config's")
+    parser.add_argument(
+        "--remat", nargs="+", choices=get_args(Remat), help="instead of the config's"
+    )
     parser.add_argument("--lengths", type=positive, nargs="*", default=[], help="of rows")
     args = parser.parse_args(argv)
     if not has_libtpu():

@@ -149,18 +149,17 @@ def _train(args: argparse.Namespace) -> int:
             print(f"note: {note}")
         return 0
     from jaxrl_vr.train.interrupt import Interrupted
+    from jaxrl_vr.train.micro import OutOfMemory
     from jaxrl_vr.train.run import run
 
     try:
         run(config)
-    except RuntimeError as error:
-        from jaxrl_vr.train.micro import is_out_of_memory
-
-        if not is_out_of_memory(error):
-            raise
+    except OutOfMemory as error:
         from jaxrl_vr.plan.shortage import explained
 
-        raise RuntimeError(explained(config, error)) from error
+        print("out of memory; compiling what the stage takes ...", file=sys.stderr)
+        said = explained(config, error, lambda text: print(text, file=sys.stderr, flush=True))
+        raise RuntimeError(said) from error
     except Interrupted as interrupted:
         print(f"ended by {interrupted}; the same command goes on from here", file=sys.stderr)
         return 128 + interrupted.signum

@@ -37,7 +37,7 @@ class LoggingConfig(Config):
     console: Literal["auto", "live", "plain", "off"] = "auto"
     """`live` redraws in place, `plain` prints a line a step, `off` just warnings; `auto` is live on
     a terminal and plain elsewhere."""
-    peak_flops: float | None = Field(default=None, gt=0)
+    peak_flops: float | None = Field(default=None, ge=1e6, lt=1e30)
     """FLOP/s of a device at most, which `speed/…_mfu` is measured against; None is its peak in
     bfloat16 by the table of chips, and no such metric for a device that is not in it."""
 

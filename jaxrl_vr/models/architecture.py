@@ -9,6 +9,8 @@ from pydantic import Field, model_validator
 from jaxrl_vr.config import Config
 from jaxrl_vr.models.rope_scaling import LinearScaling, RopeScaling, Size, YarnScaling
 
+_MOST_TOKENS = 2**31
+
 
 class Architecture(Config):
     """Sizes and switches of one model; hashable, so it can be a static argument of `jit`."""
@@ -82,14 +84,28 @@ class Architecture(Config):
                 "from its pretraining; leave it out"
             )
         if isinstance(scaling, LinearScaling):
-            longest = int(scaling.factor * self.max_length)
-            return self.model_copy(update={"rope_scaling": scaling, "max_length": longest})
+            return self._reaching(scaling, int(scaling.factor * self.max_length))
         if scaling.original_length > self.max_length:
             raise ValueError(
                 f"rope_scaling.original_length = {scaling.original_length} exceeds the model's own "
                 f"context of {self.max_length}; set it to what the model was pretrained with"
             )
-        return self.model_copy(update={"rope_scaling": scaling, "max_length": scaling.longest})
+        if scaling.longest < self.max_length:
+            raise ValueError(
+                f"rope_scaling.factor = {scaling.factor:g} x original_length = "
+                f"{scaling.original_length} reaches {scaling.longest} tokens, fewer than the "
+                f"model's own {self.max_length}; set original_length to what it was pretrained "
+                "with, or leave rope_scaling out"
+            )
+        return self._reaching(scaling, scaling.longest)
+
+    def _reaching(self, scaling: LinearScaling | YarnScaling, longest: int) -> Architecture:
+        if longest >= _MOST_TOKENS:
+            raise ValueError(
+                f"rope_scaling.factor = {scaling.factor:g} reaches {longest} tokens, and arrays "
+                f"are indexed by int32, below {_MOST_TOKENS}; lower it"
+            )
+        return self.model_copy(update={"rope_scaling": scaling, "max_length": longest})
 
     @property
     def has_qkv_bias(self) -> bool:

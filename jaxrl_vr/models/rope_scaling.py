@@ -93,11 +93,11 @@ class YarnScaling(Config):
     """Pairs that turn more often than this are kept."""
     beta_slow: float = Field(default=1.0, gt=0, lt=1e30)
     """Pairs that turn less often than this are stretched in full."""
-    attention_factor: float | None = Field(default=None, gt=0, lt=1e30)
+    attention_factor: float | None = Field(default=None, gt=0, le=100)
     """What cos and sin are multiplied by; None is 0.1 ln(factor) + 1, or as the mscales say."""
-    mscale: float | None = Field(default=None, ge=0, lt=1e30)
+    mscale: float | None = Field(default=None, ge=0, le=100)
     """With mscale_all_dim: attention_factor is (0.1 mscale ln(factor) + 1) by the same of that."""
-    mscale_all_dim: float | None = Field(default=None, ge=0, lt=1e30)
+    mscale_all_dim: float | None = Field(default=None, ge=0, le=100)
     """See mscale."""
     truncate: bool = True
     """The ends of the ramp are whole indices."""
@@ -122,8 +122,8 @@ class YarnScaling(Config):
             enough = math.ceil(10 * max_length / self.original_length) / 10
             raise ValueError(
                 f"max_length = {max_length} exceeds rope_scaling.factor = {self.factor:g} x "
-                f"original_length = {self.original_length}, {self.longest} tokens; lower it, or "
-                f"set factor to {enough:g}"
+                f"original_length = {self.original_length}, {self.longest} tokens; lower it, set "
+                f"factor to {enough:g}, or original_length to what the model was pretrained with"
             )
 
     def scaled(self, frequency: np.ndarray, theta: float) -> np.ndarray:

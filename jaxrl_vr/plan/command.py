@@ -38,6 +38,13 @@ def plan_command(
     if num_slices < 1:
         raise ValueError(f"--num-slices {num_slices}: give at least 1")
     chip = chip_of(topology)
+    if num_slices > 1 and chip.clock_hz == 0:
+        raise ValueError(
+            f"--num-slices {num_slices}: only TPUs come in slices; of GPUs give their number, "
+            f"{chip.name}:{num_devices(topology, num_slices)}"
+        )
+    if as_json is not None and (as_json.is_dir() or not as_json.parent.is_dir()):
+        raise ValueError(f"--json {as_json}: give a file in a folder that exists")
     # Devices of this machine take no part.
     jax.config.update("jax_platforms", "cpu")
     plans = (
@@ -71,7 +78,7 @@ def _searched(
     for choice, one in found[:_SHOWN]:
         mesh = " ".join(f"{name}={size}" for name, size in choice.mesh.items()) or "one device"
         print(
-            f"  {mesh:<34} rows {choice.rows:<5} remat {choice.remat:<6}"
+            f"  {mesh:<34} rows {choice.rows:<5} remat {choice.remat:<8}"
             f"{one.step_s:>9.1f} s, update {one.update_s:.1f} s ({one.bound}), "
             f"rollout {one.rollout_s:.1f} s, {one.total_bytes / 1e9:.1f} GB"
         )

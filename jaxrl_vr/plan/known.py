@@ -91,7 +91,18 @@ def teacher(config: RunConfig, student: Transformer, name: str) -> Transformer:
     """
     if is_own(config, name):
         return student
-    return dataclasses.replace(student, arch=_named(name), remat="none")
+    arch = _named(name)
+    if arch.max_length < student.max_length:
+        raise ValueError(
+            f"advantage.teacher = {name!r} takes {arch.max_length} tokens, and the student's "
+            f"context has {student.max_length}; set model.max_length to {arch.max_length} or less"
+        )
+    if arch.vocab_size < student.vocab_size:
+        raise ValueError(
+            f"advantage.teacher = {name!r} has {arch.vocab_size} rows, the student "
+            f"{student.vocab_size}; name a teacher of the same tokenizer"
+        )
+    return dataclasses.replace(student, arch=arch, remat="none")
 
 
 def _named(path: str) -> Architecture:

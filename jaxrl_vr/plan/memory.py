@@ -14,12 +14,13 @@ from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.rl_stage import RlStage
 
 
-def memory_of(
+def of_device(
     lowered: Lowered, programs: dict[str, Compiled], weights: int, view: int, cache: int
 ) -> dict[str, int]:
     """Bytes of a device, and the most that is there at once."""
     optimizer = local_bytes(lowered.state.optimizer)
     on_host = local_bytes(lowered.state.optimizer, on_host=True)
+    on_host += local_bytes(lowered.state.critic, on_host=True)
     frozen = {name: local_bytes(tree) for name, tree in lowered.state.frozen.items()}
     critic, average = local_bytes(lowered.state.critic), local_bytes(lowered.state.ema)
     state = weights + optimizer + sum(frozen.values()) + average
@@ -72,7 +73,9 @@ def advice_for(
         f"{chip.memory_bytes / 1e9:.1f})"
     ]
     state = memory["parameters"] + memory["optimizer"] + memory["gradients"]
-    if memory["while_updating"] >= memory["while_sampling"]:
+    moments = "while_updating", "while_scoring", "while_sampling", "while_syncing"
+    worst = max(moments, key=lambda name: memory.get(name, 0))
+    if worst in ("while_updating", "while_scoring"):
         if config.model.remat == "none":
             lines.append('set model.remat = "minimal": no more than products are kept of a layer')
         if config.model.remat != "block":
@@ -90,7 +93,7 @@ def advice_for(
                 f"parameters, optimizer and gradients take {state / 1e9:.1f} GB of each: raise "
                 f"mesh.fsdp {times} times, on as many more devices"
             )
-    else:
+    elif worst == "while_sampling":
         lines.append(
             f"the cache takes {memory['kv_cache'] / 1e9:.1f} GB: lower engine.slots, or set "
             "engine.cache_tokens"

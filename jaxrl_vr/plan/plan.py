@@ -12,7 +12,7 @@ from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params, update_flops
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import architecture
-from jaxrl_vr.plan.memory import advice_for, memory_of
+from jaxrl_vr.plan.memory import advice_for, of_device
 from jaxrl_vr.plan.program import Program
 from jaxrl_vr.plan.report import Compiled, compiled
 from jaxrl_vr.plan.search import roofline_plan
@@ -22,6 +22,7 @@ from jaxrl_vr.sharding import local_bytes
 from jaxrl_vr.train.check import check_optimizers, check_sizes
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.micro import NoRowFits, is_out_of_memory
+from jaxrl_vr.train.models import attention_backend
 from jaxrl_vr.train.rl_stage import RlStage
 
 Say = Callable[[str], None]
@@ -74,20 +75,20 @@ def rl_stage(config: RunConfig, name: str | None) -> RlStage:
     """
     stages = [s for s in config.stages if isinstance(s, RlStage)]
     for stage in stages:
-        if name in (None, stage.name):
+        if name is None or name == stage.name:
             return stage
     named = ", ".join(s.name for s in stages) or "none"
     raise ValueError(
         f"stage {name!r}: a plan is of a stage of type 'rl'; the config's are: {named}"
-        if name
+        if name is not None
         else "a plan is of a stage of type 'rl', and the config has none; add one"
     )
 
 
-def planned_model(config: RunConfig) -> Transformer:
-    """The model of a run on TPUs, without its weights."""
+def planned_model(config: RunConfig, platform: str = "tpu") -> Transformer:
+    """The model of a run on devices of a platform, without its weights."""
     section = config.model
-    backend = "xla" if section.attention == "xla" else "splash"
+    backend = attention_backend(section.attention, platform)
     return Transformer(architecture(config), section.dtype, section.remat, backend)
 
 
@@ -140,16 +141,20 @@ def planned(
     moments = local_bytes(lowered.state.optimizer)
     moments += local_bytes(lowered.state.optimizer, on_host=True)
     programs["update"] = of(lowered.update().compile(), weights + moments, passes)
+    critic = local_bytes(lowered.state.critic)
+    critic += local_bytes(lowered.state.critic, on_host=True)
     critic_update = lowered.critic_update()
     if critic_update is not None:
         say("compiling the critic's update")
-        programs["critic_update"] = of(critic_update.compile(), 3 * weights, passes)
+        programs["critic_update"] = of(critic_update.compile(), critic, passes)
     updates = stage.updates_at(0) * stage.epochs
     runs = dict.fromkeys(programs, updates)
     for name, program, times in lowered.scores():
         say(f"compiling {name.replace('_', ' ')}")
-        of_model = lowered.teacher if name == "teacher_score" and lowered.teacher else model
-        programs[name] = of(program.compile(), weights, stage.updates_at(0), of_model)
+        of_model, read = model, weights
+        if name == "teacher_score" and lowered.teacher is not None:
+            of_model, read = lowered.teacher, local_bytes(lowered.state.frozen["teacher"])
+        programs[name] = of(program.compile(), read, stage.updates_at(0), of_model)
         runs[name] = times
     say("compiling prefill")
     programs["prefill"] = of(lowered.prefill(view).compile(), view_bytes)
@@ -157,7 +162,7 @@ def planned(
     must_read = steps * (view_bytes + cache_bytes)
     programs["decode"] = decode = of(lowered.decode(view).compile(), must_read)
     programs["weight_sync"] = of(made, weights + view_bytes)
-    memory = memory_of(lowered, programs, weights, view_bytes, cache_bytes)
+    memory = of_device(lowered, programs, weights, view_bytes, cache_bytes)
     waves = -(-rollouts.count // lowered.sizes.slots)
     rollout_s = waves * rollouts.new_tokens / steps * decode.seconds
     width = lowered.sizes.prefill_tokens

@@ -96,7 +96,7 @@ def estimate(
     moment_bytes: int,
     has_reference: bool = False,
     teacher: int = 0,
-    has_critic: bool = False,
+    critic_bytes: int = 0,
     scores: int = 0,
     has_average: bool = False,
 ) -> Estimate:
@@ -113,7 +113,7 @@ def estimate(
       moment_bytes: of the optimizer's state in the devices' memory, all of it.
       has_reference: whether one more copy of the weights is kept.
       teacher: parameters of one.
-      has_critic: whether a critic of the model's size learns beside it.
+      critic_bytes: of a critic of the model's size that learns beside it, over all devices.
       scores: passes of the model over a step's tokens before the updates.
       has_average: whether one more copy of the weights is kept, their moving average.
     """
@@ -144,7 +144,7 @@ def estimate(
         "optimizer": moment_bytes / split,
         "reference": 4 * N / split * has_reference,
         "teacher": 4 * teacher / split,
-        "critic": 12 * N / split * has_critic,
+        "critic": critic_bytes / split,
         "average": 4 * N / split * has_average,
         "gradients": 4 * N / split,
         "activations": kept + of_layer + gathered + logits,
@@ -156,7 +156,7 @@ def estimate(
     flops = update_flops(*work)
     if choice.remat == "block":
         flops += forward_flops(*work)
-    flops *= 1 + has_critic
+    flops *= 1 + (critic_bytes > 0)
     flops += scores * forward_flops(*work) + 2 * teacher * rows * row_length
     compute = flops / choice.devices / chip.peak_flops / _EFFICIENCY
     network = num_micro * _exchange_s(arch, N, choice, chip, tokens, itemsize)
@@ -188,7 +188,7 @@ def choices(
     for tensor, context, fsdp in itertools.product(sizes, sizes, sizes):
         if num_devices % (tensor * context * fsdp) or arch.heads % tensor or arch.ffn % tensor:
             continue
-        if arch.width % fsdp or arch.vocab_size % tensor or row_length % (128 * context):
+        if arch.width % fsdp or arch.vocab_size % tensor or row_length % context:
             continue
         data = num_devices // (tensor * context * fsdp)
         rows = data * fsdp

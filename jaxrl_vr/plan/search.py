@@ -12,14 +12,16 @@ from jax.sharding import AbstractMesh
 from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.flops import num_params
-from jaxrl_vr.models.params import declare, is_param
+from jaxrl_vr.models.params import is_param
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import architecture, teacher
 from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
 from jaxrl_vr.train.check import check_sizes
 from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.critic import Critic
 from jaxrl_vr.train.limits import Rollouts
+from jaxrl_vr.train.optimizer import Optimizer
 from jaxrl_vr.train.rl_stage import RlStage
 
 _HEADROOM = 0.9
@@ -29,14 +31,28 @@ _HEADROOM = 0.9
 def ranked(
     config: RunConfig, stage: RlStage, chip: Chip, num_devices: int
 ) -> list[tuple[Choice, Estimate]]:
-    """Choices that fit by formulas, the fastest first."""
+    """Choices that fit by formulas, the fastest first.
+
+    Raises:
+      ValueError: none can run, whatever memory there is.
+    """
     arch, rollouts, row_length = _sizes(config, stage)
-    moments = moment_bytes(stage, arch)
-    found = [
-        (choice, _estimate(config, stage, choice, chip, arch, rollouts, row_length, moments))
-        for choice in choices(arch, num_devices, rollouts, row_length)
-        if config.engine.slots % (choice.data * choice.fsdp * choice.context) == 0
-    ]
+    moments = moment_bytes(stage.optimizer, Transformer(arch).declare())
+    found = []
+    refused = "no mesh divides the model and the devices"
+    for choice in choices(arch, num_devices, rollouts, row_length):
+        sizes = {"data": 1, "fsdp": 1, "context": 1, "tensor": 1, **choice.mesh}
+        sizes["expert"] = max(config.mesh.expert, 1)
+        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
+        try:
+            check_sizes(with_choice(config, stage, choice), arch, mesh)
+        except ValueError as error:
+            refused = str(error)
+            continue
+        one = _estimate(config, stage, choice, chip, arch, rollouts, row_length, moments)
+        found.append((choice, one))
+    if not found:
+        raise ValueError(f"--search: none of the layouts can run; of the last: {refused}")
     fitting = [one for one in found if one[1].total_bytes <= _HEADROOM * chip.memory_bytes]
     return sorted(fitting, key=lambda one: one[1].step_s)
 
@@ -44,7 +60,11 @@ def ranked(
 def with_choice(config: RunConfig, stage: RlStage, choice: Choice) -> RunConfig:
     """The config, laid out as chosen."""
     mesh = MeshConfig(
-        data=choice.data, fsdp=choice.fsdp, context=choice.context, tensor=choice.tensor
+        data=choice.data,
+        fsdp=choice.fsdp,
+        context=choice.context,
+        tensor=choice.tensor,
+        expert=config.mesh.expert,
     )
     model = config.model.model_copy(update={"remat": choice.remat})
     micro = stage.micro.model_copy(update={"rows": choice.rows})
@@ -73,7 +93,7 @@ def roofline_plan(
     def estimated(choice: Choice) -> Estimate:
         return _estimate(config, stage, choice, chip, arch, rollouts, row_length, moments)
 
-    moments = moment_bytes(stage, arch)
+    moments = moment_bytes(stage.optimizer, Transformer(arch).declare())
     found = estimated(choice)
     while stage.micro.rows == "auto" and choice.rows < rollouts.num_rows(row_length):
         larger = dataclasses.replace(choice, rows=2 * choice.rows)
@@ -106,16 +126,22 @@ def _sizes(config: RunConfig, stage: RlStage) -> tuple[Architecture, Rollouts, i
     return arch, Rollouts.of(stage, arch.max_length), stage.row_length(arch.max_length)
 
 
-def moment_bytes(stage: RlStage, arch: Architecture) -> int:
-    """Of the optimizer's state in the devices' memory, over all devices."""
-    if stage.optimizer.state_offload:
+def moment_bytes(optimizer: Optimizer, declared: Any) -> int:
+    """Of an optimizer's state in the devices' memory, over all devices."""
+    if optimizer.state_offload:
         return 0
-    declared = declare(arch)
     shapes = jax.tree.map(
         lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), declared, is_leaf=is_param
     )
-    state = jax.eval_shape(stage.optimizer.transform(declared).init, shapes)
+    state = jax.eval_shape(optimizer.transform(declared).init, shapes)
     return sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(state))
+
+
+def _critic_bytes(stage: RlStage, arch: Architecture) -> int:
+    if stage.critic is None:
+        return 0
+    declared = Critic(Transformer(arch)).declare()
+    return 4 * num_params(declared) + moment_bytes(stage.critic.optimizer, declared)
 
 
 def _estimate(
@@ -139,7 +165,7 @@ def _estimate(
         moment_bytes=moments,
         has_reference=stage.has_reference,
         teacher=_teacher_params(config, stage, arch),
-        has_critic=stage.critic is not None,
+        critic_bytes=_critic_bytes(stage, arch),
         scores=stage.num_scores + (stage.critic is not None),
         has_average=stage.ema is not None,
     )

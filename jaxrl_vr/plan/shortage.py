@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import jax
+
 from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.plan.plan import planned, planned_model, rl_stage
 from jaxrl_vr.plan.report import memory_table
 from jaxrl_vr.sharding import device_memory, make_mesh
 from jaxrl_vr.train.config import RunConfig
-from jaxrl_vr.train.micro import NoRowFits, is_out_of_memory
+from jaxrl_vr.train.micro import NoRowFits, OutOfMemory, is_out_of_memory
 from jaxrl_vr.train.rl_stage import RlStage
 
 _LEAST = (
@@ -16,22 +20,28 @@ _LEAST = (
 )
 
 
-def explained(config: RunConfig, error: Exception) -> str:
-    """The error, with the memory that the run's RL stage takes and what would make it fit."""
-    said = f"out of memory: {str(error).splitlines()[0]}"
-    if not any(isinstance(stage, RlStage) for stage in config.stages):
+def explained(config: RunConfig, error: OutOfMemory, say: Callable[[str], None]) -> str:
+    """The error, with the memory that its stage takes and what would make it fit.
+
+    Args:
+      config: of the run.
+      error: as the run raised it.
+      say: is told what is compiled for it.
+    """
+    said = f"stage {error.stage!r}: out of memory: {str(error).splitlines()[0]}"
+    if not any(isinstance(s, RlStage) and s.name == error.stage for s in config.stages):
         return f"{said}\n{_LEAST}"
-    stage = rl_stage(config, None)
+    stage = rl_stage(config, error.stage)
     mesh = make_mesh(config.mesh)
-    kind = mesh.devices.flat[0].device_kind
-    memory = device_memory(mesh)
+    device, memory = mesh.devices.flat[0], device_memory(mesh)
     # Only bytes are shown, so the chip's speeds do not matter.
-    chip = Chip(kind, 1.0, 1.0, memory, 1.0, 1.0, 1.0, 1, "the device itself")
+    chip = Chip(device.device_kind, 1.0, 1.0, memory, 1.0, 1.0, 1.0, 1, "the device itself")
+    model = planned_model(config, device.platform)
     try:
-        found = planned(config, stage, planned_model(config), mesh, chip, kind, lambda _: None)
+        found = planned(config, stage, model, mesh, chip, device.device_kind, say)
     except NoRowFits as no_row:
         return f"{said}\n{no_row}"
-    except RuntimeError as again:
+    except jax.errors.JaxRuntimeError as again:
         if not is_out_of_memory(again):
             raise
         return f"{said}\n{_LEAST}"

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import teacher
-from jaxrl_vr.rollout.batch import abstract_batch
+from jaxrl_vr.rollout.batch import abstract_batch, few
 from jaxrl_vr.sampler.chunks import next_chunk
 from jaxrl_vr.sampler.plans import decode_plan, extend_plan
 from jaxrl_vr.sampler.programs import Programs, State, ViewProgram
@@ -82,7 +82,7 @@ class Lowered:
         """What is scored before the first update: name, program, and how often it is run."""
         stage, state = self._stage, self.state
         num_rows = self.rollouts.num_rows(self.shape.row_length)
-        num_micro = 1 << (math.ceil(num_rows / self.shape.rows) - 1).bit_length()
+        num_micro = few(math.ceil(num_rows / self.shape.rows))
         batch = abstract_batch(num_micro, self.shape)
         if stage.num_scores:
             yield "score", self._learner.score.lower(self.params, batch), stage.num_scores

@@ -197,6 +197,11 @@ def build(
     )
 
 
+def few(n: int) -> int:
+    """The next power of two: of few sizes few programs are compiled."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def abstract_batch(num_micro: int, shape: Shape, optional: Collection[str] = ()) -> Batch:
     """Shapes of an optimizer step's arrays.
 
@@ -260,7 +265,7 @@ def _places(
         for i in members:
             places[i] = (row, slice(start, start + lengths[i]))
             start += lengths[i]
-    return 1 << (num_micro - 1).bit_length(), [places[i] for i in range(len(lengths))]
+    return few(num_micro), [places[i] for i in range(len(lengths))]
 
 
 def _segments(places: Sequence[_Place]) -> list[int]:

@@ -115,6 +115,13 @@ def oddities(config: RunConfig) -> list[str]:
                 f"{where}.eval.every = {stage.eval.every}: the stage has {stage.steps} steps, so "
                 "nothing is evaluated along the way; lower it, or leave eval out"
             )
+        ema = stage.ema
+        if ema is not None and ema.decay**stage.total_updates > 0.5:
+            found.append(
+                f"{where}.ema.decay = {ema.decay} looks back over some {1 / (1 - ema.decay):.0f} "
+                f"optimizer steps, and the stage has {stage.total_updates}, so the average stays "
+                f"near the weights it starts from; lower it"
+            )
         schedule = stage.optimizer.schedule
         if schedule.warmup_steps >= stage.total_updates > 0:
             found.append(
@@ -170,8 +177,8 @@ def _check_room(where: str, new: int, context: int) -> None:
 
 
 def _check_model(arch: Architecture, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> None:
-    """Refuses devices that would all hold the same of a parameter, which the rules replicate where
-    its size does not divide."""
+    """Refuses devices that would each hold a whole parameter, which the rules replicate where its
+    size does not divide."""
     sizes = {
         "tensor": {
             "{} query heads": arch.heads,
@@ -187,8 +194,8 @@ def _check_model(arch: Architecture, mesh: jax.sharding.Mesh | jax.sharding.Abst
                 works = math.gcd(split, *of_axis.values())
                 raise ValueError(
                     f"mesh.{axis} = {split} does not divide the model's {what.format(size)}, so "
-                    f"its devices would all hold the same; mesh.{axis} = {works} works, with the "
-                    "other devices in data"
+                    f"each of its devices would hold all of them; mesh.{axis} = {works} works, "
+                    "with the other devices in data"
                 )
 
 
@@ -227,6 +234,12 @@ def _check_noise_scale(
     """Refuses the noise scale where an update can never have two micro-batches."""
     if not stage.diagnostics.gradient_noise_scale:
         return
+    rows = stage.micro.rows
+    if rows == "auto":
+        raise ValueError(
+            f"stages.{stage.name}.diagnostics.gradient_noise_scale compares micro-batches, and "
+            "micro.rows = 'auto' makes as few as the memory allows; give micro.rows a number"
+        )
     if isinstance(stage, RlStage):
         if stage.dynamic_sampling is not None:
             return  # as many groups train as have contrast
@@ -239,16 +252,9 @@ def _check_noise_scale(
         if stage.lm_mix is not None:
             most += stage.lm_mix.batch
             given += f", and lm_mix.batch = {stage.lm_mix.batch}"
-    elif isinstance(stage, SftStage | DpoStage):
-        most, given, more = stage.batch, f"batch = {stage.batch}", "batch"
     else:
-        return
-    rows = stage.micro.rows
-    if rows == "auto":
-        raise ValueError(
-            f"stages.{stage.name}.diagnostics.gradient_noise_scale compares micro-batches, and "
-            "micro.rows = 'auto' makes as few as the memory allows; give micro.rows a number"
-        )
+        assert isinstance(stage, SftStage | DpoStage), stage
+        most, given, more = stage.batch, f"batch = {stage.batch}", "batch"
     if most > rows:
         return
     split = mesh.shape["data"] * mesh.shape["fsdp"]

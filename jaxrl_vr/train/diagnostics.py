@@ -38,6 +38,10 @@ class Diagnostics(Config):
     """`norms/…`: norms of gradient, weights and update of each layer, and of each parameter outside
     of layers."""
 
+    def deal(self, *seed: int) -> tuple[int, ...] | None:
+        """The seed by which rows are dealt to micro-batches; None: they stay as they are packed."""
+        return seed if self.gradient_noise_scale else None
+
     def probe(self, declared: Any) -> Probe:
         """For a model whose parameters are `declared`, a tree of `Param`."""
         if not (self.gradient_noise_scale or self.layer_norms):
@@ -84,7 +88,7 @@ class Probe:
         square = metrics[_SQUARE]
         assert isinstance(square, Mean)
         weight = jnp.where(batch.mask, batch.weight, 0.0)
-        has_gradient = batch.mask
+        has_gradient = batch.mask & (batch.weight != 0.0)
         if batch.imitation is not None:
             weight += jnp.maximum(batch.imitation, 0.0)
             has_gradient |= batch.imitation > 0

@@ -49,9 +49,7 @@ def run_dpo(ctx: Context, stage: DpoStage) -> tuple[object, list[Evaluation]]:
             ctx.phases.tokens("score", sum(lengths))
             ctx.phases.flops("score", flops.score(lengths))
         with ctx.phases("update"):
-            deal = None
-            if stage.diagnostics.gradient_noise_scale:
-                deal = (ctx.config.stage_seed(stage), step)
+            deal = stage.diagnostics.deal(ctx.config.stage_seed(stage), step)
             batch = _batch(every, unpack(ref_logp, lengths, shape), shape, deal)
             batch = learner.place(batch)
             rate = stage.optimizer.rate(step, stage.steps)

@@ -19,7 +19,7 @@ class Ema(Config):
     float32 copy of them. It begins as the weights that the stage starts from, so nothing has to be
     corrected for its start; a skipped update leaves it as it is."""
 
-    decay: float = Field(gt=0, lt=1)
+    decay: float = Field(gt=0, le=0.999999)  # 1 - decay is taken in float32
     """Share of the average that an optimizer step keeps: it looks back over about 1 / (1 - decay)
     optimizer steps, so choose it by the length of the stage: 0.99 for some hundreds, 0.999 for
     thousands."""

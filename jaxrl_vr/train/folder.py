@@ -24,8 +24,9 @@ from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import TrainStage, tasks_of
 
 _SERVICE = ("verifiers.workers", "verifiers.share", "verifiers.queue", "verifiers.max_unscorable")
-MAY_CHANGE = ("run_dir", "logging", "checkpoint", "mesh", "engine", *_SERVICE)
-"""Keys a resumed run may change at any time. A different mesh gives the same numbers to rounding;
+MAY_CHANGE = ("run_dir", "logging", "checkpoint", "mesh", "engine", "model.remat", *_SERVICE)
+"""Keys a resumed run may change at any time. A different mesh, and another way to recompute or cut
+an update (`micro.rows` too), give the same numbers to rounding;
 the number of verifier workers changes no score, as their limits would. What else may change depends
 on how far the run is: see `settled`."""
 
@@ -36,8 +37,8 @@ def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[st
     A stage that has begun keeps its table and its data. `eval`, `steps` and `diagnostics`, which
     changes the numbers to rounding at most, may change until it is done, `steps` only where no
     learning-rate schedule hangs on it (`train.folder` checks that). A stage that is done keeps
-    these too, and its tasks with their data. `profile` may change at any time. What only later
-    stages use is not settled, so that a fault in it can be corrected.
+    these too, and its tasks with their data. `profile` and `micro.rows` may change at any time.
+    What only later stages use is not settled, so that a fault in it can be corrected.
 
     Args:
       config: of the run.
@@ -48,8 +49,8 @@ def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[st
     tasks = {name for stage in stages if stage.name in done for name in tasks_of(stage)}
     data = {name for stage in stages if isinstance(stage, TrainStage) for name in stage.sources}
     data |= {name for task in tasks for name in config.task(task).data}
-    always = {"profile"}
-    open_keys = {"eval", "steps", "diagnostics", *always}
+    always: Any = {"profile": True, "micro": {"rows": True}}
+    open_keys = {"eval": True, "steps": True, "diagnostics": True, **always}
     return config.model_dump() | {
         "stages": [s.model_dump(exclude=always if s.name in done else open_keys) for s in stages],
         "tasks": [t.model_dump() for t in config.tasks if t.name in tasks],

@@ -39,11 +39,6 @@ class Rollouts:
         """Completions of a step."""
         return self.prompts * self.samples
 
-    @property
-    def tokens(self) -> int:
-        """That an update sees."""
-        return self.count * (self.prompt_tokens + self.new_tokens)
-
     def num_rows(self, row_length: int, updates: int = 1) -> int:
         """Packed rows of each of a step's updates."""
         of_row = max(1, row_length // (self.prompt_tokens + self.new_tokens))

@@ -184,8 +184,8 @@ class _NoiseWatch:
         name, rows = self._stage.name, self._stage.micro.rows
         self._ctx.console.warn(
             f"{name} step {step}: no gradient noise scale, because what an update trains on fits "
-            f"into one micro-batch of {rows} rows; lower stages.{name}.micro.rows, or let an "
-            "update train on more"
+            f"into one micro-batch of {rows} rows; lower stages.{name}.micro.rows or "
+            f"micro.row_length, or let an update train on more"
         )
 
 

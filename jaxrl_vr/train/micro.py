@@ -13,7 +13,8 @@ from typing import Any
 
 import jax
 
-from jaxrl_vr.rollout.batch import Shape, abstract_batch
+from jaxrl_vr.models.transformer import Remat
+from jaxrl_vr.rollout.batch import Shape, abstract_batch, few
 from jaxrl_vr.sharding import device_memory, local_bytes
 from jaxrl_vr.train.objectives import Numbers
 from jaxrl_vr.train.stages import TrainStage
@@ -28,9 +29,27 @@ class NoRowFits(ValueError):
     """Not even one row a device fits."""
 
 
+class OutOfMemory(RuntimeError):
+    """A stage ran out of a device's memory.
+
+    Attributes:
+      stage: its name.
+    """
+
+    def __init__(self, stage: str, error: Exception):
+        super().__init__(str(error))
+        self.stage = stage
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """Whether a compiler or a device says so."""
     return "RESOURCE_EXHAUSTED" in str(error)
+
+
+def bytes_of(analysis: Any) -> int:
+    """That a program takes of a device while it runs, from the compiler's `memory_analysis`."""
+    held = analysis.argument_size_in_bytes + analysis.output_size_in_bytes
+    return int(held - analysis.alias_size_in_bytes + analysis.temp_size_in_bytes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +62,7 @@ class Update:
       numbers: of the objective.
       optional: names of the batch's optional arrays.
       num_rows: packed rows that it needs at most.
+      remat: of the model.
     """
 
     learner: Learner
@@ -50,10 +70,11 @@ class Update:
     numbers: Numbers
     optional: Collection[str]
     num_rows: int
+    remat: Remat
 
     def num_micro(self, shape: Shape) -> int:
         """Micro-batches of this shape, as batches are built: of few sizes."""
-        return 1 << (math.ceil(self.num_rows / shape.rows) - 1).bit_length()
+        return few(math.ceil(self.num_rows / shape.rows))
 
     def lower(self, shape: Shape) -> Any:
         """The program of all rows in micro-batches of this shape, lowered."""
@@ -70,9 +91,7 @@ class Update:
             if not is_out_of_memory(error):
                 raise
             return math.inf
-        own = found.argument_size_in_bytes + found.output_size_in_bytes
-        own += found.temp_size_in_bytes - found.alias_size_in_bytes
-        return float(own + local_bytes(self.state.critic))
+        return float(bytes_of(found) + local_bytes(self.state.critic))
 
 
 def micro_shape(
@@ -108,29 +127,29 @@ def micro_shape(
     room = limit * _SHARE
 
     @functools.cache
-    def memory_of(rows: int) -> float:
+    def taken(rows: int) -> float:
         return update.memory(Shape(row_length, rows))
 
-    if memory_of(least) > room:
-        taken = memory_of(least)
-        what = f"{taken / 1e9:.2f} GB" if math.isfinite(taken) else "more than there is"
+    if taken(least) > room:
+        one = taken(least)
+        least_memory = "L" if update.remat == "block" else 'Set model.remat = "block", l'
+        what = f"{one / 1e9:.2f} GB" if math.isfinite(one) else "more than there is"
         raise NoRowFits(
             f"stages.{stage.name}.micro.rows = 'auto': an update with one row of {row_length} "
             f"tokens a device takes {what}; {room / 1e9:.2f} GB ({_SHARE:.0%} of its memory) "
-            'may be filled. Set model.remat = "block" (least memory), lower '
-            f"stages.{stage.name}.micro.row_length, or split more: mesh.fsdp, mesh.tensor, "
-            "mesh.context"
+            f"may be filled. {least_memory}ower stages.{stage.name}.micro.row_length, or split "
+            "more: mesh.fsdp, mesh.tensor, mesh.context"
         )
-    rows = largest = least * (1 << (math.ceil(update.num_rows / least) - 1).bit_length())
+    rows = largest = least * few(math.ceil(update.num_rows / least))
     if rows > least:
-        of_row = (memory_of(2 * least) - memory_of(least)) / least
-        while rows > 2 * least and memory_of(least) + (rows - least) * of_row > room:
+        of_row = (taken(2 * least) - taken(least)) / least
+        while rows > 2 * least and taken(least) + (rows - least) * of_row > room:
             rows //= 2
-    while memory_of(rows) > room:
+    while taken(rows) > room:
         rows //= 2
     why = "all that an update has" if rows == largest else "twice as many would not fit"
     say(
-        f"stages.{stage.name}.micro.rows = {rows}: an update takes {memory_of(rows) / 1e9:.2f} of "
+        f"stages.{stage.name}.micro.rows = {rows}: an update takes {taken(rows) / 1e9:.2f} of "
         f"a device's {limit / 1e9:.2f} GB, as compiled; {why}"
     )
     return Shape(row_length, rows)

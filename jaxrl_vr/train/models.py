@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jaxrl_vr.checkpoint import Damaged, load_arrays
 from jaxrl_vr.data.tokenizer import Tokenizer
 from jaxrl_vr.models import hf, params
 from jaxrl_vr.models.architecture import Architecture
+from jaxrl_vr.models.attention import Backend
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sharding import TRAIN_RULES
 from jaxrl_vr.train.config import PretrainedModel, RunConfig
@@ -52,11 +53,16 @@ def build_model(config: RunConfig) -> Built:
             f"the tokenizer has {tokenizer.vocab_size} ids, the model only {arch.vocab_size} rows: "
             "they do not fit; use the model's own tokenizer, or set model.vocab_size"
         )
-    backend = section.attention
-    if backend == "auto":
-        backend = "splash" if jax.default_backend() == "tpu" else "xla"
+    backend = attention_backend(section.attention, jax.default_backend())
     model = Transformer(arch, section.dtype, section.remat, backend)
     return Built(model, tokenizer, folder)
+
+
+def attention_backend(asked: Literal["auto", "xla", "splash"], platform: str) -> Backend:
+    """What the learner attends with on devices of a platform."""
+    if asked == "auto":
+        return "splash" if platform == "tpu" else "xla"
+    return asked
 
 
 def load_base(

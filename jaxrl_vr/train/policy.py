@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxrl_vr.sharding import TRAIN_RULES
 from jaxrl_vr.train.carried import Carried
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.critic import Critic, CriticConfig, critic_learner
+from jaxrl_vr.train.folder import write_json
 from jaxrl_vr.train.limits import Rollouts
 from jaxrl_vr.train.micro import Update, micro_shape
 from jaxrl_vr.train.objectives import Objective, policy_objective, preferences, supervised
@@ -78,7 +80,7 @@ def update_of(
     state = abstract_state(params, frozen, transform, has_ema=stage.ema is not None)
     if isinstance(stage, RlStage) and stage.critic is not None:
         state = dataclasses.replace(state, critic=_critic_state(stage.critic, model, mesh))
-    return Update(learner, state, numbers, _optional(stage), num_rows)
+    return Update(learner, state, numbers, _optional(stage), num_rows, model.remat)
 
 
 def critic_update_of(
@@ -92,6 +94,7 @@ def critic_update_of(
         critic.numbers,
         _optional(stage),
         rollouts.num_rows(row_length, stage.updates_at(0)),
+        model.remat,
     )
 
 
@@ -107,14 +110,27 @@ def stage_shape(
     learner: Learner,
     teacher: Transformer | None = None,
 ) -> Shape:
-    """The shape of a stage's micro-batches; compiles where the config leaves it to us."""
+    """The shape of a stage's micro-batches; compiles where the config leaves it to us, and keeps
+    what it found in the stage's folder."""
     model, mesh = ctx.model, ctx.mesh
 
     def update() -> Update:
         return update_of(stage, model, mesh, learner, teacher)
 
     row_length = stage.row_length(model.max_length)
-    return micro_shape(stage, row_length, mesh, update, ctx.console.message)
+    found = ctx.stage_folder(stage.name) / "micro.json"
+    if stage.micro.rows == "auto" and found.is_file():
+        # A resumed run cuts its updates as before, whatever memory it has now.
+        kept = json.loads(found.read_text(encoding="utf-8"))
+        if (
+            kept["row_length"] == row_length
+            and kept["rows"] % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
+        ):
+            return Shape(row_length, kept["rows"])
+    shape = micro_shape(stage, row_length, mesh, update, ctx.console.message)
+    if stage.micro.rows == "auto":
+        write_json(found, dataclasses.asdict(shape))
+    return shape
 
 
 def _optional(stage: SftStage | DpoStage | RlStage) -> tuple[str, ...]:

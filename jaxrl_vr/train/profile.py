@@ -25,9 +25,12 @@ class Profile(Config):
         """Raises ValueError if a stage of so many steps never comes to one of them."""
         beyond = [step for step in self.steps if step > num_steps]
         if beyond:
+            fix = (
+                f"name steps from 1 to {num_steps}, or raise steps" if num_steps else "raise steps"
+            )
             raise ValueError(
                 f"profile.steps = {list(self.steps)}: step {beyond[0]} never comes, for the stage "
-                f"has {num_steps}; name steps from 1 to {num_steps}, or raise steps"
+                f"has {num_steps}; {fix}"
             )
 
 

@@ -17,7 +17,7 @@ from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.metrics.rollouts import RolloutLog
 from jaxrl_vr.models.flops import Flops
 from jaxrl_vr.models.params import Params
-from jaxrl_vr.rollout.batch import Batch, Trajectory, build, unpack
+from jaxrl_vr.rollout.batch import Batch, Trajectory, build, few, unpack
 from jaxrl_vr.rollout.groups import (
     Samples,
     completions,
@@ -37,7 +37,7 @@ from jaxrl_vr.train.loop import Cursor, run_stage, starting_weights, take
 from jaxrl_vr.train.objectives import Dpo
 from jaxrl_vr.train.policy import learner_of, stage_shape
 from jaxrl_vr.train.rl_stage import RlStage
-from jaxrl_vr.train.sampling import GroupSampler, few, is_mixed
+from jaxrl_vr.train.sampling import GroupSampler, is_mixed
 from jaxrl_vr.train.selection import with_selected, with_top_entropy
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.update import Rates, Scorer, policy_score
@@ -344,7 +344,7 @@ class _Steps:
             part = mixed_in(part, texts, stage.lm_mix.coef)
             weight = np.pad(weight, (0, len(texts)))
         # The last number keeps it apart from the seed of what is selected.
-        deal = (*seed, 2) if stage.diagnostics.gradient_noise_scale else None
+        deal = stage.diagnostics.deal(*seed, 2)
         packed = build(part, weight, self._shape, together=together, deal=deal)
         return self._learner.place(packed)
 

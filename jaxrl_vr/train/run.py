@@ -46,6 +46,7 @@ from jaxrl_vr.train.folder import (
     write_json,
 )
 from jaxrl_vr.train.interrupt import Interrupt
+from jaxrl_vr.train.micro import OutOfMemory, is_out_of_memory
 from jaxrl_vr.train.mixtures import Mixtures
 from jaxrl_vr.train.models import Built, build_model, check_init, export_folder, load_init
 from jaxrl_vr.train.rl import run_rl
@@ -231,14 +232,8 @@ def _run_stage(ctx: Context, stage: Any) -> None:
     before = ctx.phases.seconds()
     result: dict[str, Any] = {"stage": stage.name, "type": stage.type, "evaluations": []}
     final: Any = None
-    if isinstance(stage, SftStage):
-        final, evaluations = run_sft(ctx, stage)
-        result["evaluations"] = [dataclasses.asdict(e) for e in evaluations]
-    elif isinstance(stage, DpoStage):
-        final, evaluations = run_dpo(ctx, stage)
-        result["evaluations"] = [dataclasses.asdict(e) for e in evaluations]
-    elif isinstance(stage, RlStage):
-        final, evaluations = run_rl(ctx, stage)
+    if isinstance(stage, SftStage | DpoStage | RlStage):
+        final, evaluations = _train(ctx, stage)
         result["evaluations"] = [dataclasses.asdict(e) for e in evaluations]
     elif isinstance(stage, EvalStage):
         result["evaluations"] = _run_eval(ctx, stage)
@@ -250,6 +245,19 @@ def _run_stage(ctx: Context, stage: Any) -> None:
     now = ctx.phases.seconds()
     result["seconds"] = {k: round(v - before.get(k, 0.0), 3) for k, v in now.items()}
     write_json(result_file(ctx.folder, stage.name), result)
+
+
+def _train(ctx: Context, stage: SftStage | DpoStage | RlStage) -> tuple[Any, list[Evaluation]]:
+    try:
+        if isinstance(stage, SftStage):
+            return run_sft(ctx, stage)
+        if isinstance(stage, DpoStage):
+            return run_dpo(ctx, stage)
+        return run_rl(ctx, stage)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, MemoryError) or is_out_of_memory(error):
+            raise OutOfMemory(stage.name, error) from error
+        raise
 
 
 def _run_eval(ctx: Context, stage: EvalStage) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from jaxrl_vr.losses.advantages import has_contrast
 from jaxrl_vr.metrics.accumulate import Accumulator
 from jaxrl_vr.models.flops import Flops
 from jaxrl_vr.models.params import Params
+from jaxrl_vr.rollout.batch import few
 from jaxrl_vr.rollout.collect import IsOver, Started, begin, go_on, never
 from jaxrl_vr.rollout.groups import Samples, samples_of, score_of
 from jaxrl_vr.train.advantage import FixedBaseline, compiled
@@ -181,11 +182,6 @@ class GroupSampler:
         every = [*(g.rollouts for g in groups), *(one.rollouts for one in later)]
         ctx.phases.flops("rollout", self._flops.sampling(sampled_lengths(every, step)))
         return groups, later
-
-
-def few(n: int) -> int:
-    """The next power of two: of few sizes few programs are compiled."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def is_mixed(samples: Samples) -> np.ndarray:

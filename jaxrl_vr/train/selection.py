@@ -15,7 +15,7 @@ from pydantic import Field
 
 from jaxrl_vr.config import Config
 from jaxrl_vr.losses import selection
-from jaxrl_vr.rollout.batch import Trajectory
+from jaxrl_vr.rollout.batch import Trajectory, few
 from jaxrl_vr.train.advantage import compiled
 from jaxrl_vr.train.objectives import PolicyObjective
 
@@ -61,7 +61,7 @@ def _joined(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Values and mask of all tokens in one row [1, N], of few sizes."""
     total = sum(len(t.mask) for t in part)
-    more = (1 << max(total - 1, 0).bit_length()) - total
+    more = few(total) - total
     found: list[Any] = [a for a in arrays if a is not None]
     assert len(found) == len(part), "every trajectory was scored"
     values = np.pad(np.concatenate(found).astype(np.float32), (0, more))

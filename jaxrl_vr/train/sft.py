@@ -39,9 +39,7 @@ def run_sft(ctx: Context, stage: SftStage) -> tuple[object, list[Evaluation]]:
         lengths = np.array([t.num_trained for t in trajectories])
         with ctx.phases("update"):
             weight = stage.weights(lengths, np.arange(len(lengths)), max_tokens)
-            deal = None
-            if stage.diagnostics.gradient_noise_scale:
-                deal = (ctx.config.stage_seed(stage), step)
+            deal = stage.diagnostics.deal(ctx.config.stage_seed(stage), step)
             batch = learner.place(build(trajectories, weight, shape, deal=deal))
             rate = stage.optimizer.rate(step, stage.steps)
             rates = Rates(rate, stage.optimizer.max_grad_norm, stage.ema_decay)

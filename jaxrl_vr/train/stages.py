@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt, model_validator
 from jaxrl_vr.config import Config, LocalPath
 from jaxrl_vr.data.demonstrations import LossOn
 from jaxrl_vr.data.tokenizer import Tokenizer
+from jaxrl_vr.models.rope_scaling import Size
 from jaxrl_vr.train.diagnostics import Diagnostics
 from jaxrl_vr.train.ema import Ema
 from jaxrl_vr.train.optimizer import Optimizer
@@ -137,10 +138,10 @@ class Task(Config):
 class Micro(Config):
     """How an optimizer step is cut into micro-batches."""
 
-    rows: PositiveInt | Literal["auto"] = 8
+    rows: Size | Literal["auto"] = 8
     """Rows of a micro-batch, over all devices; "auto" compiles updates until it knows how many the
     memory holds."""
-    row_length: PositiveInt | None = None
+    row_length: Size | None = None
     """Tokens of a row, into which sequences are packed; None is the longest sequence possible."""
 
 

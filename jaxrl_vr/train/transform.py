@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_vr.sharding import HOST
+from jaxrl_vr.sharding import HOST, replicated
 
 
 class Transform(NamedTuple):
@@ -70,11 +70,11 @@ def abstract_moments(transform: Transform, trainable: Any) -> Any:
       trainable: shapes of the parameters, with shardings.
     """
     of_params = jax.tree_util.tree_leaves_with_path(trainable)
-    replicated = jax.NamedSharding(of_params[0][1].sharding.mesh, jax.P())
+    whole = replicated(of_params[0][1].sharding.mesh)
 
     def one(path: Any, a: Any) -> Any:
         owner = _owner(path, of_params)
-        sharding = replicated if owner is None else _like(owner, a.shape) or replicated
+        sharding = whole if owner is None else _like(owner, a.shape) or whole
         if owner is not None and transform.is_offloaded:
             sharding = sharding.with_memory_kind(HOST)
         return jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding)

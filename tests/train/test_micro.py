@@ -22,6 +22,7 @@ class Update:
 
     def __init__(self, num_rows, base, of_row):
         self.num_rows, self._base, self._of_row = num_rows, base, of_row
+        self.remat = "none"
         self.compiled = []
 
     def memory(self, shape):

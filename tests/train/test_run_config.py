@@ -299,26 +299,26 @@ MESHES = {
     ),
     "heads": (
         ["mesh.tensor=4"],
-        "mesh.tensor = 4 does not divide the model's 2 query heads, so its devices would all hold "
-        "the same; mesh.tensor = 2 works, with the other devices in data",
+        "mesh.tensor = 4 does not divide the model's 2 query heads, so each of its devices would "
+        "hold all of them; mesh.tensor = 2 works, with the other devices in data",
         ["mesh.tensor=2"],
     ),
     "vocabulary": (
         ["mesh.tensor=4", "model.heads=4", "model.vocab_size=18"],
-        "mesh.tensor = 4 does not divide the model's 18 rows of the embedding, so its devices "
-        "would all hold the same; mesh.tensor = 2 works, with the other devices in data",
+        "mesh.tensor = 4 does not divide the model's 18 rows of the embedding, so each of its "
+        "devices would hold all of them; mesh.tensor = 2 works, with the other devices in data",
         ["mesh.tensor=2"],
     ),
     "ffn": (
         ["mesh.tensor=4", "model.heads=4", "model.ffn=33"],
-        "mesh.tensor = 4 does not divide the model's ffn of 33, so its devices would all hold the "
-        "same; mesh.tensor = 1 works, with the other devices in data",
+        "mesh.tensor = 4 does not divide the model's ffn of 33, so each of its devices would hold "
+        "all of them; mesh.tensor = 1 works, with the other devices in data",
         ["mesh.tensor=1"],
     ),
     "width": (
         ["mesh.fsdp=8", "model.width=20"],
-        "mesh.fsdp = 8 does not divide the model's width of 20, so its devices would all hold the "
-        "same; mesh.fsdp = 4 works, with the other devices in data",
+        "mesh.fsdp = 8 does not divide the model's width of 20, so each of its devices would hold "
+        "all of them; mesh.fsdp = 4 works, with the other devices in data",
         ["mesh.fsdp=4"],
     ),
     "slots": (
