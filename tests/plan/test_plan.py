@@ -19,7 +19,7 @@ from jaxrl_vr.plan.report import axes_of
 from jaxrl_vr.plan.roofline import Choice
 from jaxrl_vr.plan.search import ranked, roofline_plan, with_choice
 from jaxrl_vr.plan.topology import chip_of, mesh_of, num_devices
-from jaxrl_vr.sharding import MeshConfig, make_mesh
+from jaxrl_vr.sharding import MeshConfig, axis_sizes, make_mesh
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.update import Learner
 
@@ -355,3 +355,20 @@ def test_the_plan_beside_a_gpu_config_is_what_is_printed(path, capsys):
     text = call(capsys, "plan", path, "--topology", topology)
     assert text == (path.parent / f"{path.stem}.plan.txt").read_text()
     assert "): fits" in text
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "tpu").glob("*.toml")), ids=str)
+def test_a_tpu_config_has_its_plan_beside_it_and_fits(path):
+    topology = re.search(r"--topology (\S+)`", path.read_text())[1]
+    first, kind = (path.parent / f"{path.stem}.plan.txt").read_text().splitlines()[:2]
+    config = load(RunConfig, [path], [])
+    sizes = axis_sizes(config.mesh, num_devices(topology))
+    mesh = ", ".join(f"{name} = {size}" for name, size in sizes.items() if size > 1)
+    N = num_params(declare(plan_module.planned_model(config).arch))
+    family = plan_module.planned_model(config).arch.family
+    assert first == f"{family} of {N / 1e9:.2f} billion parameters on {topology} ({mesh}): fits"
+    assert kind == "  compiled; every time is an estimate"
+    # What can be known without compiling is as it stands there.
+    text = (path.parent / f"{path.stem}.plan.txt").read_text()
+    found = float(re.search(r"parameters +([\d.]+) GB", text)[1])
+    assert found == pytest.approx(4 * N / sizes["fsdp"] / sizes["tensor"] / 1e9, rel=0.01)
