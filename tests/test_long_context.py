@@ -107,13 +107,13 @@ def test_weights_without_a_scaling_start_a_stage_under_it(tmp_path, folder, caps
 def test_a_plan_has_the_long_context(tmp_path, folder):
     path = pretrained(tmp_path, folder, rl("grpo"))
     assert architecture(load(RunConfig, [path])).max_length == 48
-    linear = pretrained(tmp_path, folder, rl("grpo"), rope=LINEAR)
-    arch = architecture(load(RunConfig, [linear]))
-    assert (arch.rope_scaling, arch.max_length) == (LinearScaling(factor=2.5), 40)
     of_hub = ["model.path=Qwen/Qwen3-8B", "model.rope_scaling.original_length=32768"]
     assert architecture(load(RunConfig, [path], of_hub)).max_length == 131072
     shorter = load(RunConfig, [path], ["model.max_length=20"])
     assert architecture(shorter).max_length == 20
+    linear = pretrained(tmp_path, folder, rl("grpo"), rope=LINEAR)
+    arch = architecture(load(RunConfig, [linear]))
+    assert (arch.rope_scaling, arch.max_length) == (LinearScaling(factor=2.5), 40)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_a_plan_has_the_long_context(tmp_path, folder):
         (
             ["model.max_length=50"],
             "model: max_length = 50 exceeds rope_scaling.factor = 4 x original_length = 12, 48 "
-            "tokens; lower it, or set factor to 4.2",
+            "tokens; lower it, set factor to 4.2, or original_length to what the model was",
         ),
         (
             ["model.rope_scaling.original_length=32"],

@@ -14,7 +14,7 @@ def run(tmp_path, *overrides, more="partial = { tokens = 24 }"):
     path = config(tmp_path, rl("rl", steps=4, more=more))
     # 8 completions of up to 10 tokens, 4 at a time: the budget ends a step before they are done.
     small = "engine.slots=4", "engine.steps_per_call=2", "stages.rl.sampling.max_new_tokens=10"
-    train(path, *small, *overrides)
+    train(path, "mesh.data=4", "mesh.tensor=2", *small, *overrides)
     folder = tmp_path / "run"
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     files = sorted((folder / "stages/rl/rollouts").glob("*.jsonl"))

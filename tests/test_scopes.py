@@ -33,7 +33,7 @@ def programs(tmp_path_factory):
     settings = load(RunConfig, [path], ["model.family=qwen3", "engine.attention=xla"])
     model = Transformer(settings.model.architecture(16))
     mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    lowered = Lowered(settings, settings.stages[0], model, mesh)
+    lowered = Lowered(settings, settings.stages[0], model, mesh, 10**9, print)
     whole = NamedSharding(mesh, PartitionSpec())
     sync = lowered.view()
     view = jax.tree.map(

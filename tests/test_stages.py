@@ -268,7 +268,7 @@ def test_run_folder_explains_itself(tmp_path):
     files = {n for n in named if "/" in n or n.endswith((".toml", ".json", ".jsonl"))}
     assert {"config.toml", "summary.json", "metrics.jsonl", "tensorboard/"} <= files
     assert {"stages/NAME/rollouts/", "stages/NAME/final/", "stages/NAME/result.json"} <= files
-    for name in files - {"stages/NAME/checkpoints/"}:
+    for name in files - {"stages/NAME/checkpoints/", "stages/NAME/profile/"}:
         # A name without a folder stands behind one that has it.
         pattern = name.replace("NAME", "*").rstrip("/") if "/" in name else f"**/{name}"
         assert list(run.glob(pattern)), name

@@ -251,7 +251,7 @@ def test_original_length_beside_the_scaling_comes_first():
         (
             {"original_max_position_embeddings": 8000},
             "max_length = 32768 exceeds rope_scaling.factor = 4 x original_length = 8000, 32000 "
-            "tokens; lower it, or set factor to 4.1",
+            "tokens; lower it, set factor to 4.1, or original_length to what",
         ),
     ],
     ids=str,

@@ -188,7 +188,7 @@ def test_a_context_beyond_what_yarn_reaches_is_refused():
     assert arch_with(rope_scaling=scaling, max_length=2048).longest == 2048
     message = (
         r"max_length = 2100 exceeds rope_scaling.factor = 4 x original_length = 512, 2048 tokens; "
-        r"lower it, or set factor to 4.2"
+        r"lower it, set factor to 4.2, or original_length to what the model was pretrained with"
     )
     with pytest.raises(ValidationError, match=message):
         arch_with(rope_scaling=scaling, max_length=2100)
