@@ -24,7 +24,7 @@ def of_device(
     frozen = {name: local_bytes(tree) for name, tree in lowered.state.frozen.items()}
     critic, average = local_bytes(lowered.state.critic), local_bytes(lowered.state.ema)
     state = weights + optimizer + sum(frozen.values()) + average
-    gradients = weights
+    gradients = local_bytes(lowered.trained)
     in_update = programs["update"].temporary_bytes
     in_critic = programs["critic_update"].temporary_bytes if critic else 0
     in_scores = [one.temporary_bytes for name, one in programs.items() if name.endswith("score")]

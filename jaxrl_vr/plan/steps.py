@@ -26,7 +26,7 @@ from jaxrl_vr.train.micro import micro_shape
 from jaxrl_vr.train.policy import critic_update_of, learner_of, update_of
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.state import TrainState
-from jaxrl_vr.train.update import Scorer, policy_score
+from jaxrl_vr.train.update import Scorer, policy_score, without_frozen
 from jaxrl_vr.types import Request, Sampling
 
 
@@ -64,6 +64,8 @@ class Lowered:
         self._engine = _with_cache(config.engine, self.rollouts, mesh)
         self.state: TrainState = self._update.state
         self.params = self.state.trainable
+        frozen = stage.optimizer.transform(model.declare()).frozen
+        self.trained = without_frozen(self.params, frozen)
         self.sizes: Sizes = cache_sizes(model, self._engine, mesh)
         self._programs = Programs(model, self.sizes, mesh)
 

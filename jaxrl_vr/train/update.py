@@ -108,25 +108,6 @@ def policy_loss(model: Model, objective: Objective) -> MicroLoss:
     return loss
 
 
-def without_frozen(loss: MicroLoss, frozen: Any) -> MicroLoss:
-    """The loss with a gradient of 0 for frozen parameters, so that their norm clips no other.
-
-    Args:
-      loss: of all parameters.
-      frozen: bool by parameter; None: none is frozen.
-    """
-    if frozen is None:
-        return loss
-
-    def of_others(params: Params, batch: Batch, numbers: Numbers) -> tuple[jax.Array, Metrics]:
-        held = jax.tree.map(
-            lambda p, is_frozen: jax.lax.stop_gradient(p) if is_frozen else p, params, frozen
-        )
-        return loss(held, batch, numbers)
-
-    return of_others
-
-
 def gradients(
     params: Params,
     batch: Batch,
@@ -134,21 +115,30 @@ def gradients(
     *,
     loss: MicroLoss,
     probe: Probe = NO_PROBE,
+    frozen: Any = None,
 ) -> tuple[jax.Array, Params, Metrics]:
-    """Loss, gradient (float32) and metrics of a whole batch, micro-batch by micro-batch."""
-    compute = jax.value_and_grad(loss, has_aux=True)
+    """Loss, gradient (float32) and metrics of a whole batch, micro-batch by micro-batch.
 
-    def one(params: Params, micro: Batch) -> tuple[jax.Array, Params, Metrics]:
-        (value, metrics), grad = compute(params, micro, numbers)
-        return value, grad, metrics | probe.of_micro(grad)
+    What is `frozen` (bool by parameter; None: nothing) has a gradient of 0, which is not computed.
+    """
 
+    def of_trained(trained: Any, micro: Batch) -> tuple[jax.Array, Metrics]:
+        return loss(_with_frozen(trained, params, frozen), micro, numbers)
+
+    compute = jax.value_and_grad(of_trained, has_aux=True)
+
+    def one(trained: Any, micro: Batch) -> tuple[jax.Array, Any, Metrics]:
+        (value, metrics), grad = compute(trained, micro)
+        return value, grad, metrics | probe.of_micro(_with_zeros(grad, params, frozen))
+
+    trained = without_frozen(params, frozen)
     first = jax.tree.map(lambda a: a[0], batch)
-    value, grad, metrics = jax.eval_shape(one, params, first)
+    value, grad, metrics = jax.eval_shape(one, trained, first)
     nothing = (_zeros(value), _zeros(grad), {k: _neutral(m) for k, m in metrics.items()})
 
     def add(carry: tuple[jax.Array, Params, Metrics], micro: Batch) -> tuple[Any, None]:
         def work() -> tuple[jax.Array, Params, Metrics]:
-            value, grad, metrics = one(params, micro)
+            value, grad, metrics = one(trained, micro)
             return (
                 carry[0] + value,
                 jax.tree.map(jnp.add, carry[1], grad),
@@ -158,7 +148,29 @@ def gradients(
         # Batches are padded to few sizes with micro-batches of nothing; those cost nothing.
         return jax.lax.cond(jnp.any(_has_gradient(micro)), work, lambda: carry), None
 
-    return jax.lax.scan(add, nothing, batch)[0]
+    value, grad, metrics = jax.lax.scan(add, nothing, batch)[0]
+    return value, _with_zeros(grad, params, frozen), metrics
+
+
+def without_frozen(params: Any, frozen: Any) -> Any:
+    """The parameters with None in the place of those that are frozen (bool by parameter)."""
+    if frozen is None:
+        return params
+    return jax.tree.map(lambda is_frozen, p: None if is_frozen else p, frozen, params)
+
+
+def _with_frozen(trained: Any, params: Params, frozen: Any) -> Params:
+    """What `without_frozen` left, with the frozen parameters back in their places."""
+    if frozen is None:
+        return trained
+    return jax.tree.map(lambda is_frozen, p, t: p if is_frozen else t, frozen, params, trained)
+
+
+def _with_zeros(grad: Any, params: Params, frozen: Any) -> Params:
+    """The gradient of what is trained, with zeros in the place of what is frozen."""
+    if frozen is None:
+        return grad
+    return _with_frozen(grad, jax.tree.map(jnp.zeros_like, params), frozen)
 
 
 def _zeros(tree: Any) -> Any:
@@ -204,8 +216,9 @@ def update(
     Returns:
       The state after, and metrics.
     """
-    loss = without_frozen(loss, transform.frozen)
-    value, grad, metrics = gradients(state.trainable, batch, numbers, loss=loss, probe=probe)
+    value, grad, metrics = gradients(
+        state.trainable, batch, numbers, loss=loss, probe=probe, frozen=transform.frozen
+    )
     norm, unclipped = optax.tree.norm(grad), grad
     metrics = probe.of_gradient(metrics, norm, batch)
     is_finite = jnp.isfinite(value) & jnp.isfinite(norm)

@@ -21,6 +21,7 @@ from jaxrl_vr.train.diagnostics import NO_PROBE, Diagnostics, noise_scale
 from jaxrl_vr.train.objectives import Reinforce, policy_objective
 from jaxrl_vr.train.optimizer import AdamW
 from jaxrl_vr.train.state import create
+from jaxrl_vr.train.transform import Transform
 from jaxrl_vr.train.update import Learner, Rates, gradients, policy_loss, policy_score
 
 MODEL = Transformer(
@@ -127,10 +128,16 @@ def test_a_gradient_of_known_covariance():
     probe = Diagnostics(gradient_noise_scale=True).probe(model.declare())
     mesh = mesh_of(1)
     learner = Learner(
-        policy_loss(model, REINFORCE), policy_score(model), optax.identity(), mesh, probe
+        policy_loss(model, REINFORCE),
+        policy_score(model),
+        Transform(*optax.identity()),
+        mesh,
+        probe,
     )
     state = create(
-        init(model.declare(), jax.random.key(0), TRAIN_RULES, mesh), {}, optax.identity()
+        init(model.declare(), jax.random.key(0), TRAIN_RULES, mesh),
+        {},
+        Transform(*optax.identity()),
     )
     rng = np.random.default_rng(0)
     mask, weight, shape = np.array([False, True]), np.full(22, 1 / 22, np.float32), Shape(2, 5)

@@ -17,6 +17,7 @@ from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 from jaxrl_vr.train.ema import Ema, moved
 from jaxrl_vr.train.objectives import Reinforce, policy_objective
 from jaxrl_vr.train.state import abstract_state, create
+from jaxrl_vr.train.transform import Transform
 from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
 
 MODEL = UniformModel(8)
@@ -39,12 +40,12 @@ def batch_of(adv=1.0):
 
 
 def learner_on(mesh):
-    return Learner(LOSS, policy_score(MODEL), optax.identity(), mesh)
+    return Learner(LOSS, policy_score(MODEL), Transform(*optax.identity()), mesh)
 
 
 def state_on(mesh, *, has_ema=True):
     params = init(MODEL.declare(), jax.random.key(0), TRAIN_RULES, mesh)
-    return create(params, {}, optax.identity(), has_ema=has_ema)
+    return create(params, {}, Transform(*optax.identity()), has_ema=has_ema)
 
 
 MESHES = {"one": (1, {}), "eight": (8, dict(data=2, fsdp=2, tensor=2))}
@@ -100,7 +101,7 @@ def test_it_begins_as_a_copy_of_the_weights_and_is_donated():
 def test_shapes_of_a_state_are_those_of_the_state():
     mesh = mesh_of(8, data=2, fsdp=2, tensor=2)
     state = state_on(mesh)
-    shapes = abstract_state(state.trainable, {}, optax.identity(), has_ema=True)
+    shapes = abstract_state(state.trainable, {}, Transform(*optax.identity()), has_ema=True)
     same = jax.tree.map(
         lambda a, s: (a.shape, a.dtype, a.sharding) == (s.shape, s.dtype, s.sharding),
         dataclasses.replace(state, step=None),
@@ -118,7 +119,7 @@ def test_an_average_of_equal_weights_stays():
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({"decay": 1.0}, "less than 1"),
+        ({"decay": 1.0}, "less than or equal to 0.999999"),
         ({"decay": 0.0}, "greater than 0"),
         ({"decay": 0.9, "evaluate": False, "final": False}, "leave ema out"),
     ],

@@ -12,14 +12,15 @@ import pytest
 from jaxrl_vr.losses import group_norm
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.fakes import UniformModel
-from jaxrl_vr.models.params import init, shardings
+from jaxrl_vr.models.params import abstract, init, shardings
 from jaxrl_vr.models.transformer import Transformer
-from jaxrl_vr.rollout.batch import Shape, Trajectory, build
+from jaxrl_vr.rollout.batch import Shape, Trajectory, abstract_batch, build
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh, place
+from jaxrl_vr.train.groups import Group
 from jaxrl_vr.train.objectives import PpoClip, Reinforce, policy_objective, supervised
 from jaxrl_vr.train.optimizer import AdamW
 from jaxrl_vr.train.penalty import Kl
-from jaxrl_vr.train.state import create
+from jaxrl_vr.train.state import abstract_state, create
 from jaxrl_vr.train.transform import Transform
 from jaxrl_vr.train.update import (
     Learner,
@@ -520,3 +521,24 @@ def test_supervised_steps_lower_the_loss():
         nll = metrics["sft/nll"]
         assert losses[-1] == pytest.approx(float(nll.sum) / int(nll.count), rel=1e-5)
     assert losses[-1] < 0.6 * losses[0]
+
+
+def test_frozen_parameters_take_no_memory_for_gradients():
+    arch = MODEL.arch.model_copy(update={"vocab_size": 4096, "width": 64, "tied": False})
+    model = Transformer(arch)
+    mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    loss = policy_loss(model, REINFORCE)
+    batch = abstract_batch(2, Shape(row_length=24, rows=2))
+    numbers = {"objective": {}, "offpolicy": []}
+
+    def bytes_with(*groups):
+        transform = AdamW(learning_rate=1e-3, groups=groups).transform(model.declare())
+        params = abstract(model.declare(), TRAIN_RULES, mesh)
+        state = abstract_state(params, {}, transform)
+        learner = Learner(loss, policy_score(model), transform, mesh)
+        memory = learner.lower(state, batch, numbers, RATES).compile().memory_analysis()
+        return memory.temp_size_in_bytes
+
+    of_embed = 4 * arch.vocab_size * arch.width
+    frozen = bytes_with(Group(match="embed", frozen=True))
+    assert frozen < bytes_with() - 0.9 * of_embed
