@@ -5,6 +5,21 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
+
+
+def torch_model(job: dict) -> tuple[Any, str]:
+    """transformers' model of a job, on its device, and that device."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(job["threads"])
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        job["model"], dtype=getattr(torch, job["dtype"])
+    )
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.to(device), device
 
 
 def serve(prepare: Callable[[dict], tuple[dict[str, str], Callable[[], int]]]) -> None:

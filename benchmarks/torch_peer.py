@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from peer import serve
+from peer import serve, torch_model
 
 
 def prepare(job: dict) -> tuple[dict[str, str], Callable[[], int]]:
@@ -10,13 +10,8 @@ def prepare(job: dict) -> tuple[dict[str, str], Callable[[], int]]:
     import torch
     import transformers
 
-    torch.set_num_threads(job["threads"])
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        job["model"], dtype=getattr(torch, job["dtype"])
-    )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.train().to(device)
+    model, device = torch_model(job)
+    model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, weight_decay=0.0)
     rows, length = job["rows"], job["length"]
     ids = torch.randint(0, model.config.vocab_size, (rows, length), device=device)

@@ -6,7 +6,7 @@ the tokens that were asked for count.
 
 from collections.abc import Callable
 
-from peer import serve
+from peer import serve, torch_model
 
 
 def prepare(job: dict) -> tuple[dict[str, str], Callable[[], int]]:
@@ -14,13 +14,8 @@ def prepare(job: dict) -> tuple[dict[str, str], Callable[[], int]]:
     import torch
     import transformers
 
-    torch.set_num_threads(job["threads"])
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        job["model"], dtype=getattr(torch, job["dtype"])
-    )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model.eval().to(device)
+    model, device = torch_model(job)
+    model.eval()
     model.generation_config.eos_token_id = None  # or it would stop there
 
     batches = []

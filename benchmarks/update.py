@@ -25,18 +25,14 @@ import numpy as np
 
 from benchmarks.machine import load_average, machine, peak_memory_bytes, versions
 from benchmarks.peers import LEARNERS, Updates, started
-from benchmarks.rollout_and_update import positive, seconds_of, update_limit
+from benchmarks.rollout_and_update import positive, update_limit
 from benchmarks.sampler_limits import Lazily, take_turns
 from benchmarks.sampler_settings import against_peers
+from benchmarks.update_step import Step
 from jaxrl_vr.models import hf
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.rollout.batch import Batch, Shape, Trajectory, build
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
-from jaxrl_vr.train import state as train_state
-from jaxrl_vr.train.micro import bytes_of
-from jaxrl_vr.train.objectives import PpoClip, policy_objective
-from jaxrl_vr.train.optimizer import AdamW
-from jaxrl_vr.train.update import Learner, Rates, policy_loss, policy_score
 
 
 def rows_of(vocab: int, rows: int, length: int, micro: int) -> Batch:
@@ -56,37 +52,6 @@ def rows_of(vocab: int, rows: int, length: int, micro: int) -> Batch:
     ]
     weight = np.full(rows, 1 / (rows * (length - 1)), np.float32)
     return build(trajectories, weight, Shape(length, micro))
-
-
-class Step:
-    """An optimizer step; called with the turn's number, it returns its seconds.
-
-    Attributes:
-      planned_bytes: what the compiled step takes of the device, as a plan counts it.
-    """
-
-    def __init__(self, model: Transformer, params: Any, mesh: Any, batch: Batch):
-        """Gives up `params` to the state."""
-        objective, optimizer = PpoClip(), AdamW(learning_rate=1e-6)
-        transform = optimizer.transform(model.declare())
-        loss = policy_loss(model, policy_objective(objective, None, None, ()))
-        self._learner = Learner(loss, policy_score(model), transform, mesh)
-        self._numbers = {"objective": objective.numbers, "offpolicy": []}
-        self._rates = Rates(optimizer.learning_rate, optimizer.max_grad_norm)
-        self._state = train_state.create(params, {}, transform)
-        self._batch = self._learner.place(batch)
-        arguments = self._state, self._batch, self._numbers, self._rates
-        memory = self._learner.lower(*arguments).compile().memory_analysis()
-        self.planned_bytes = bytes_of(memory)
-
-    def __call__(self, _: int) -> float:
-        """Seconds of the step."""
-        arguments = self._batch, self._numbers, self._rates
-        seconds, (self._state, metrics) = seconds_of(
-            lambda: self._learner.update(self._state, *arguments)
-        )
-        assert not metrics["optimizer/skipped"].sum, "a skipped update does not count"
-        return seconds
 
 
 def measured(folder: Path, job: Updates, repeats: int, pythons: Mapping[str, str]) -> Any:

@@ -28,7 +28,7 @@ from jaxrl_vr.config import load
 from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params, update_flops
 from jaxrl_vr.models.transformer import Remat, Transformer
 from jaxrl_vr.plan.plan import planned_model, rl_stage
-from jaxrl_vr.plan.program import Program
+from jaxrl_vr.plan.program import Program, memory_of
 from jaxrl_vr.plan.report import exchanges_of
 from jaxrl_vr.plan.topology import NO_LIBTPU, chip_of, devices, has_libtpu, mesh_of
 from jaxrl_vr.rollout.batch import Shape
@@ -64,7 +64,6 @@ def measured(update: Update, shape: Shape, model: Transformer, mesh: Any, topolo
     """The line of one shape."""
     chip = chip_of(topology)
     program = update.lower(shape).compile()
-    memory = program.memory_analysis()
     text = program.as_text()
     read = Program(text)
     arch, N = model.arch, num_params(model.declare())
@@ -92,9 +91,8 @@ def measured(update: Update, shape: Shape, model: Transformer, mesh: Any, topolo
         "row_length": shape.row_length,
         "rows": shape.rows,
         "micro_batches": num_micro,
-        "argument_bytes": memory.argument_size_in_bytes,
-        "temp_bytes": memory.temp_size_in_bytes,
-        "device_bytes": bytes_of(memory),
+        **memory_of(program),
+        "device_bytes": bytes_of(program.memory_analysis()),
         "chip_bytes": chip.memory_bytes,
         "flops": products,
         "flops_over_model": products / useful,

@@ -180,15 +180,11 @@ def estimate(
     )
 
 
-def choices(
-    arch: Architecture, num_devices: int, rollouts: Rollouts, row_length: int
-) -> Iterator[Choice]:
-    """All that divide the model, rows and devices."""
+def choices(num_devices: int, rollouts: Rollouts, row_length: int) -> Iterator[Choice]:
+    """All that make up the devices; `train.check` says which of them a run can have."""
     sizes = [n for n in range(1, num_devices + 1) if num_devices % n == 0]
     for tensor, context, fsdp in itertools.product(sizes, sizes, sizes):
-        if num_devices % (tensor * context * fsdp) or arch.heads % tensor or arch.ffn % tensor:
-            continue
-        if arch.width % fsdp or arch.vocab_size % tensor or row_length % context:
+        if num_devices % (tensor * context * fsdp):
             continue
         data = num_devices // (tensor * context * fsdp)
         rows = data * fsdp

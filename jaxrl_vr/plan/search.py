@@ -40,7 +40,7 @@ def ranked(
     moments = moment_bytes(stage.optimizer, Transformer(arch).declare())
     found = []
     refused = "no mesh divides the model and the devices"
-    for choice in choices(arch, num_devices, rollouts, row_length):
+    for choice in choices(num_devices, rollouts, row_length):
         sizes = {"data": 1, "fsdp": 1, "context": 1, "tensor": 1, **choice.mesh}
         sizes["expert"] = max(config.mesh.expert, 1)
         mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))

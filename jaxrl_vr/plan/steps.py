@@ -5,7 +5,6 @@ They are the run's own: what compiles here is what runs there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,8 +63,7 @@ class Lowered:
         self._engine = _with_cache(config.engine, self.rollouts, mesh)
         self.state: TrainState = self._update.state
         self.params = self.state.trainable
-        frozen = stage.optimizer.transform(model.declare()).frozen
-        self.trained = without_frozen(self.params, frozen)
+        self.trained = without_frozen(self.params, self._learner.transform.frozen)
         self.sizes: Sizes = cache_sizes(model, self._engine, mesh)
         self._programs = Programs(model, self.sizes, mesh)
 
@@ -83,9 +81,7 @@ class Lowered:
     def scores(self) -> Iterator[tuple[str, Any, int]]:
         """What is scored before the first update: name, program, and how often it is run."""
         stage, state = self._stage, self.state
-        num_rows = self.rollouts.num_rows(self.shape.row_length)
-        num_micro = few(math.ceil(num_rows / self.shape.rows))
-        batch = abstract_batch(num_micro, self.shape)
+        batch = abstract_batch(few(self.rollouts.num_micro(self.shape)), self.shape)
         if stage.num_scores:
             yield "score", self._learner.score.lower(self.params, batch), stage.num_scores
         if self.teacher is not None:

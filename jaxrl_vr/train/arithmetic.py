@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.limits import packed_rows
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import DpoStage, SftStage, TrainStage
 
@@ -56,10 +57,14 @@ def _rl(config: RunConfig, stage: RlStage) -> str:
         lines.append("  micro-batches          depend on the model's context: set model.max_length")
         return "\n".join(lines)
     tokens = rollouts * (prompt + new)
-    per_row = max(1, row // (prompt + new))
     lines += [
         f"  tokens per step        at most {rollouts} x ({prompt} + {new}) = {tokens}",
-        *_micro(stage, math.ceil(rollouts / per_row), row, " (shorter answers pack into fewer)"),
+        *_micro(
+            stage,
+            packed_rows(rollouts, prompt + new, row),
+            row,
+            " (shorter answers pack into fewer)",
+        ),
     ]
     return "\n".join(lines)
 
@@ -93,5 +98,5 @@ def _supervised(config: RunConfig, stage: SftStage | DpoStage, what: str, togeth
         longest *= together
         row = stage.micro.row_length or longest
         lines.append(f"  tokens per step        at most {stage.batch} x {longest}")
-        lines += _micro(stage, math.ceil(stage.batch / max(1, row // longest)), row)
+        lines += _micro(stage, packed_rows(stage.batch, longest, row), row)
     return "\n".join(lines)

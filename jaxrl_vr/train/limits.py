@@ -1,7 +1,4 @@
-"""What a step of an RL stage is at most: every completion at its limit.
-
-T tokens of a row.
-"""
+"""How many rows an optimizer step has at most: every sequence at its longest."""
 
 from __future__ import annotations
 
@@ -10,6 +7,11 @@ import math
 
 from jaxrl_vr.rollout.batch import Shape
 from jaxrl_vr.train.rl_stage import RlStage
+
+
+def packed_rows(sequences: int, longest: int, row_length: int) -> int:
+    """Rows of so many tokens that sequences of the longest take."""
+    return math.ceil(sequences / max(1, row_length // longest))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Rollouts:
 
     def num_rows(self, row_length: int, updates: int = 1) -> int:
         """Packed rows of each of a step's updates."""
-        of_row = max(1, row_length // (self.prompt_tokens + self.new_tokens))
-        return math.ceil(math.ceil(self.count / updates) / of_row)
+        longest = self.prompt_tokens + self.new_tokens
+        return packed_rows(math.ceil(self.count / updates), longest, row_length)
 
     def num_micro(self, shape: Shape, updates: int = 1) -> int:
         """Micro-batches of each of a step's updates."""

@@ -6,6 +6,7 @@ parameters are treated apart is in groups.py, where the state lies in transform.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Collection
@@ -177,9 +178,9 @@ class OptimizerBase(Config):
     def _check_rules(self, used: Collection[str]) -> None:
         """Refuses rules with which the optimizer would be another."""
 
+    @abc.abstractmethod
     def _rule(self, name: str, declared: Any) -> optax.GradientTransformation:
         """The rule of this name, for these parameters, without decay and factors."""
-        raise NotImplementedError
 
     def _stored(self, inner: optax.GradientTransformation) -> optax.GradientTransformation:
         return stored_as(inner, self.state_dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from jaxrl_vr.train.carried import Carried
 from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.critic import Critic, CriticConfig, critic_learner
 from jaxrl_vr.train.folder import write_json
-from jaxrl_vr.train.limits import Rollouts
+from jaxrl_vr.train.limits import Rollouts, packed_rows
 from jaxrl_vr.train.micro import Update, micro_shape
 from jaxrl_vr.train.objectives import Objective, policy_objective, preferences, supervised
 from jaxrl_vr.train.rl_stage import RlStage
@@ -68,16 +67,14 @@ def update_of(
     else:
         together = 2 if isinstance(stage, DpoStage) else 1
         longest = together * stage.longest(model.max_length)
-        of_row = max(1, stage.row_length(model.max_length) // longest)
-        num_rows = math.ceil(stage.batch / of_row)
+        num_rows = packed_rows(stage.batch, longest, stage.row_length(model.max_length))
         numbers = {"beta": stage.beta} if isinstance(stage, DpoStage) else {}
         reference = isinstance(stage, DpoStage)
     params = abstract(model.declare(), TRAIN_RULES, mesh)
     frozen: dict[str, Any] = {"reference": params} if reference else {}
     if teacher is not None:
         frozen["teacher"] = abstract(teacher.declare(), TRAIN_RULES, mesh)
-    transform = stage.optimizer.transform(model.declare())
-    state = abstract_state(params, frozen, transform, has_ema=stage.ema is not None)
+    state = abstract_state(params, frozen, learner.transform, has_ema=stage.ema is not None)
     if isinstance(stage, RlStage) and stage.critic is not None:
         state = dataclasses.replace(state, critic=_critic_state(stage.critic, model, mesh))
     return Update(learner, state, numbers, _optional(stage), num_rows, model.remat)

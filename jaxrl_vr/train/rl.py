@@ -37,7 +37,7 @@ from jaxrl_vr.train.loop import Cursor, run_stage, starting_weights, take
 from jaxrl_vr.train.objectives import Dpo
 from jaxrl_vr.train.policy import learner_of, stage_shape
 from jaxrl_vr.train.rl_stage import RlStage
-from jaxrl_vr.train.sampling import GroupSampler, is_mixed
+from jaxrl_vr.train.sampling import GroupSampler, shuffled, with_contrast
 from jaxrl_vr.train.selection import with_selected, with_top_entropy
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.update import Rates, Scorer, policy_score
@@ -130,10 +130,10 @@ class _Steps:
         metrics.add(ctx.pool.metrics())
         samples = self._sampler.samples(groups)
         if stage.control == "shuffled_rewards":
-            samples = _shuffled(samples, (ctx.config.stage_seed(stage), step))
+            samples = shuffled(samples, (ctx.config.stage_seed(stage), step))
         kept = np.arange(len(groups))
         if stage.dynamic_sampling is not None:
-            kept = _with_contrast(samples, metrics)
+            kept = with_contrast(samples, metrics)
         samples = samples.select(kept)
         if stage.advantage.baseline_of is not None:
             baseline = self._sampler.baseline(state, step, [groups[p] for p in kept], metrics)
@@ -386,25 +386,3 @@ def _pairs(every: Sequence[Trajectory]) -> list[Trajectory]:
     chosen = {t.group: t for t in every if np.max(t.adv) > 0}
     rejected = {t.group: t for t in every if np.min(t.adv) < 0}
     return [t for group in sorted(chosen) for t in (chosen[group], rejected[group])]
-
-
-def _with_contrast(samples: Samples, metrics: Accumulator) -> np.ndarray:
-    """Indices of the groups that have a gradient."""
-    mixed = is_mixed(samples)
-    metrics.add({"group/kept": Mean(int(mixed.sum()), len(mixed))})
-    # Without any, a step that changes little, as without dynamic sampling.
-    return np.flatnonzero(mixed) if mixed.any() else np.arange(len(mixed))
-
-
-def _shuffled(samples: Samples, seed: tuple[int, int]) -> Samples:
-    """What verifiers said, dealt anew over the whole batch."""
-    order = np.random.default_rng(seed).permutation(samples.reward.size)
-
-    def deal(array: np.ndarray) -> np.ndarray:
-        rows = array.reshape(order.size, *array.shape[2:])  # P, G -> B
-        return rows[order].reshape(array.shape)
-
-    names = ("reward", "valid", "trains", "is_right")
-    dealt = {name: deal(getattr(samples, name)) for name in names}
-    components = {name: deal(array) for name, array in samples.components.items()}
-    return dataclasses.replace(samples, **dealt, components=components)

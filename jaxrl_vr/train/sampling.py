@@ -189,3 +189,25 @@ def is_mixed(samples: Samples) -> np.ndarray:
     P = len(samples.reward)
     padded = samples.padded(few(P))
     return np.asarray(compiled(has_contrast)(padded.reward, padded.valid))[:P]
+
+
+def with_contrast(samples: Samples, metrics: Accumulator) -> np.ndarray:
+    """Indices of the groups that have a gradient."""
+    mixed = is_mixed(samples)
+    metrics.add({"group/kept": Mean(int(mixed.sum()), len(mixed))})
+    # Without any, a step that changes little, as without dynamic sampling.
+    return np.flatnonzero(mixed) if mixed.any() else np.arange(len(mixed))
+
+
+def shuffled(samples: Samples, seed: tuple[int, int]) -> Samples:
+    """What verifiers said, dealt anew over the whole batch."""
+    order = np.random.default_rng(seed).permutation(samples.reward.size)
+
+    def deal(array: np.ndarray) -> np.ndarray:
+        rows = array.reshape(order.size, *array.shape[2:])  # P, G -> B
+        return rows[order].reshape(array.shape)
+
+    names = ("reward", "valid", "trains", "is_right")
+    dealt = {name: deal(getattr(samples, name)) for name in names}
+    components = {name: deal(array) for name, array in samples.components.items()}
+    return dataclasses.replace(samples, **dealt, components=components)

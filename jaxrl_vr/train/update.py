@@ -335,6 +335,7 @@ class Learner:
         probe: Probe = NO_PROBE,
     ):
         self.score = Scorer(score, mesh)
+        self.transform = transform
         self._mesh = mesh
         step = functools.partial(update, loss=loss, transform=transform, probe=probe)
 

@@ -4,45 +4,10 @@ import json
 
 import jax
 import pytest
+from planned import CONFIG
 
 from jaxrl_vr.plan import plan as plan_module
 from jaxrl_vr.plan.topology import num_devices
-
-CONFIG = """
-run_dir = "runs/planned"
-[mesh]
-fsdp = 2
-data = 1
-[model]
-type = "random"
-width = 64
-layers = 1
-heads = 2
-ffn = 64
-max_length = 32
-attention = "xla"
-[tokenizer]
-type = "char"
-alphabet = "0123456789+=>,"
-[engine]
-slots = 8
-steps_per_call = 4
-[[data]]
-name = "train"
-type = "arithmetic"
-digits = 1
-[[stages]]
-type = "rl"
-name = "rl"
-data = ["train"]
-steps = 2
-prompts = 4
-samples = 2
-max_prompt_tokens = 16
-sampling = { max_new_tokens = 16 }
-micro = { rows = 4 }
-optimizer = { type = "adamw", learning_rate = 1e-3 }
-"""
 
 
 @pytest.fixture
@@ -60,7 +25,7 @@ def path(tmp_path):
 def test_work_grows_with_the_chips(benchmark, path):
     config = benchmark.grown(path, 8, 2)
     (stage,) = config.stages
-    assert (stage.prompts, stage.micro.rows, config.engine.slots) == (16, 16, 32)
+    assert (stage.prompts, stage.micro.rows, config.engine.slots) == (16, 32, 64)
     assert (config.mesh.fsdp, config.mesh.data) == (8, -1)
     assert benchmark.grown(path, 512, 2).mesh.fsdp == 64
 
@@ -76,8 +41,8 @@ def test_lines_and_picture(benchmark, path, tmp_path, monkeypatch, capsys):
     benchmark.main(arguments)
     two, four = map(json.loads, capsys.readouterr().out.splitlines())
     assert (two["devices"], four["devices"]) == (2, 4)
-    assert four["sampled_tokens"] == 2 * two["sampled_tokens"] == 16 * 16
-    assert four["tokens"] == 2 * two["tokens"] == 512
+    assert four["sampled_tokens"] == 2 * two["sampled_tokens"] == 2 * 16 * 64
+    assert four["tokens"] == 2 * two["tokens"] == 2 * 16 * 128
     assert two["tokens_per_s"] == pytest.approx(two["tokens"] / two["step_s"])
     # The state is split over twice as many.
     assert four["memory_bytes"] < two["memory_bytes"]
