@@ -84,7 +84,7 @@ def test_a_critic_has_an_optimizer_of_its_own(tmp_path):
         (
             'stages.ppo.critic.optimizer.groups=[{match="layers/*", frozen=true}]',
             "stages.ppo.critic.optimizer.groups.0.match = 'layers/*' matches no parameter; did "
-            "you mean 'body/layers/v'? There are body/embed, body/layers/attn_norm",
+            "you mean 'body/layers/v'? there are body/embed, body/layers/attn_norm",
         ),
         (
             "stages.cold.optimizer.type=adam",

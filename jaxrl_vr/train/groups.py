@@ -153,5 +153,5 @@ def _matched(where: str, pattern: str, names: Sequence[str]) -> list[str]:
     if not matched:
         near = difflib.get_close_matches(pattern, names, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(f"{where} matches no parameter; {hint}There are {', '.join(names)}")
+        raise ValueError(f"{where} matches no parameter; {hint}there are {', '.join(names)}")
     return matched

@@ -232,7 +232,7 @@ NAMES = "embed, layers/bias, layers/norm, layers/o, layers/q, norm"
     [
         (
             {"groups": [{"match": "embedd", "frozen": True}]},
-            "groups.0.match = 'embedd' matches no parameter; did you mean 'embed'? There are "
+            "groups.0.match = 'embedd' matches no parameter; did you mean 'embed'? there are "
             + NAMES,
         ),
         (
@@ -250,7 +250,7 @@ NAMES = "embed, layers/bias, layers/norm, layers/o, layers/q, norm"
             "norm) none decays; leave it out, or set decay = ['*norm']",
         ),
         ({"groups": [{"match": "*", "frozen": True}]}, f"groups freeze all of {NAMES}"),
-        ({"weight_decay": 0.1, "decay": ["head"]}, "decay = 'head' matches no parameter; There"),
+        ({"weight_decay": 0.1, "decay": ["head"]}, "decay = 'head' matches no parameter; there"),
         (
             {"weight_decay": 0.1, "decay": ["embed"]},
             "decay = 'embed' cannot act: what it matches (embed) decays already; leave it out",
