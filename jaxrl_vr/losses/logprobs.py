@@ -184,33 +184,34 @@ def _chunked(
     chunk: int,
 ) -> tuple[jax.Array, jax.Array]:
     """R shards of n tokens: hidden [R, n, D], the others [R, n]; returns [R, n] twice."""
+    return _forward(hidden, head, token, temperature, is_wanted, chunk)[0]
 
+
+def _forward(hidden, head, token, temperature, is_wanted, chunk):
     def one(inputs):
         hidden, token, temperature, is_wanted = inputs
 
         def compute():
-            above, logsumexp = _above_peak(scaled_logits(hidden, head, temperature))
-            logsumexp = logsumexp[:, 0]
+            logits = scaled_logits(hidden, head, temperature)
+            above, logsumexp = _above_peak(logits)
+            peak, logsumexp = jnp.max(logits, axis=1), logsumexp[:, 0]
             entropy = logsumexp - jnp.sum(jnp.exp(above) * above, axis=1) / jnp.exp(logsumexp)
             logp = _at_token(above, token) - logsumexp
-            return jnp.where(is_wanted, logp, 0.0), jnp.where(is_wanted, entropy, 0.0)
+            logp, entropy = (jnp.where(is_wanted, a, 0.0) for a in (logp, entropy))
+            return logp, entropy, peak, logsumexp
 
-        zeros = jnp.zeros_like(temperature, jnp.float32)
-        return jax.lax.cond(jnp.any(is_wanted), compute, lambda: (zeros, zeros))
+        nothing = (jnp.zeros_like(temperature, jnp.float32),) * 4
+        return jax.lax.cond(jnp.any(is_wanted), compute, lambda: nothing)
 
-    shards = hidden.shape[0]
-    found = jax.lax.map(one, _split((hidden, token, temperature, is_wanted), chunk))
-    logp, entropy = (_join(a, shards) for a in found)
-    return logp, entropy
-
-
-def _forward(hidden, head, token, temperature, is_wanted, chunk):
-    out = _chunked(hidden, head, token, temperature, is_wanted, chunk)
-    return out, (hidden, head, token, temperature, is_wanted)
+    inputs = hidden, token, temperature, is_wanted
+    found = jax.lax.map(one, _split(inputs, chunk))
+    logp, *sums = (_join(a, hidden.shape[0]) for a in found)
+    # With these the backward pass sums nothing over the vocabulary.
+    return (logp, sums[0]), (hidden, head, token, temperature, is_wanted, sums)
 
 
 def _backward(chunk, saved, cotangents):
-    hidden, head, token, temperature, is_wanted = saved
+    hidden, head, token, temperature, is_wanted, sums = saved
     shards = hidden.shape[0]
     product = functools.partial(
         jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
@@ -223,17 +224,16 @@ def _backward(chunk, saved, cotangents):
         return product("RNV,RND->RVD", grad, hidden)
 
     def one(head_grad, inputs):
-        hidden, token, temperature, is_wanted, logp_grad, entropy_grad = inputs
+        hidden, token, temperature, is_wanted, sums, (logp_grad, entropy_grad) = inputs
+        entropy, peak, logsumexp = sums
 
         def compute():
-            above, logsumexp = _above_peak(scaled_logits(hidden, head, temperature))
-            log_probs = above - logsumexp
-            probs = jnp.exp(log_probs)
-            entropy = -jnp.sum(probs * log_probs, axis=1)
+            logits = scaled_logits(hidden, head, temperature)
+            log_probs = logits - peak[:, None] - logsumexp[:, None]
             # d logp / d z = onehot - p;  d H / d z = -p (log p + H)
-            grad = jnp.where(_is_token(above, token), logp_grad[:, None], 0.0) - probs * (
-                logp_grad[:, None] + entropy_grad[:, None] * (log_probs + entropy[:, None])
-            )
+            of_entropy = entropy_grad[:, None] * (log_probs + entropy[:, None])
+            grad = jnp.where(_is_token(logits, token), logp_grad[:, None], 0.0)
+            grad -= jnp.exp(log_probs) * (logp_grad[:, None] + of_entropy)
             grad = jnp.where(is_wanted[:, None], grad / temperature[:, None], 0.0)
             # The float32 operand is cast to the model's dtype only for the product, so that a
             # bf16 model multiplies in bf16; sums stay in float32.
@@ -245,9 +245,9 @@ def _backward(chunk, saved, cotangents):
             jnp.any(is_wanted), compute, lambda: (head_grad, jnp.zeros_like(hidden))
         )
 
-    inputs = _split((hidden, token, temperature, is_wanted, *cotangents), chunk)
     # A sum for each shard, so that devices add theirs up once and not for every chunk.
     nothing = jnp.broadcast_to(jnp.zeros_like(head, jnp.float32)[None], (shards, *head.shape))
+    inputs = _split((hidden, token, temperature, is_wanted, sums, cotangents), chunk)
     head_grad, hidden_grad = jax.lax.scan(one, nothing, inputs)
     head_grad = jnp.sum(head_grad, axis=0).astype(head.dtype)
     return _join(hidden_grad, shards), head_grad, None, jnp.zeros_like(temperature), None

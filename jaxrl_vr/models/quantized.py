@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import pytree_dataclass
+from jaxrl_vr.sharding import current_mesh
 
 _CONTRACTED = {
     "q": (0,),
@@ -67,14 +68,23 @@ def product(
     """`einsum` with a weight whose output channels are the last axes of the result.
 
     Args:
-      equation: of the einsum.
-      x: activations.
+      equation: of the einsum, B and T in front of what it contracts and of the result.
+      x: activations, [B, T, ...].
       weight: in x's dtype, or quantized.
       dtype: of the result; default: x's.
     """
     dtype = dtype or x.dtype
     if not isinstance(weight, Quantized):
-        return jnp.einsum(equation, x, weight, preferred_element_type=dtype)
+        mesh = current_mesh()
+        if mesh is not None and mesh.size > 1:
+            return jnp.einsum(equation, x, weight, preferred_element_type=dtype)
+        # As one axis of tokens: the weight's gradient sums over it, and a sum over two makes XLA
+        # write the activations' gradients a second time, transposed, for a sixth of an update on
+        # CPU. Several devices may split both axes, and TPU's compiler gains nothing from it.
+        tokens = x.reshape(-1, *x.shape[2:])  # B, T -> N
+        flat = equation.replace("BT", "N")
+        out = jnp.einsum(flat, tokens, weight, preferred_element_type=dtype)
+        return out.reshape(*x.shape[:2], *out.shape[1:])
     out = jnp.einsum(equation, x, weight.values.astype(x.dtype), preferred_element_type=jnp.float32)
     scale = jnp.expand_dims(weight.scale, range(out.ndim - weight.scale.ndim))
     return (out * scale).astype(dtype)

@@ -7,9 +7,9 @@ import pytest
 from pages_by_hand import ByHand
 
 from jaxrl_vr.models.quantized import Quantized, product, quantize
+from jaxrl_vr.sharding import MeshConfig, make_mesh
 
-
-@pytest.mark.parametrize(
+EQUATIONS = pytest.mark.parametrize(
     ("equation", "shape", "contracted"),
     [
         ("BTD,DHQ->BTHQ", (24, 4, 6), (0,)),
@@ -18,6 +18,35 @@ from jaxrl_vr.models.quantized import Quantized, product, quantize
         ("BTD,DF->BTF", (24, 40), (0,)),
     ],
 )
+
+
+@EQUATIONS
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_product_and_its_gradients_are_those_of_the_definition(
+    equation, shape, contracted, devices
+):
+    rng = np.random.default_rng(0)
+    weight = rng.normal(size=shape)
+    x = rng.normal(size=(4, 6, *(shape[axis] for axis in contracted)))
+    exact = np.einsum(equation, x, weight)
+    given = rng.normal(size=exact.shape)
+    inputs, result = equation.split("->")
+    of_x, of_weight = inputs.split(",")
+    by_x = np.einsum(f"{result},{of_weight}->{of_x}", given, weight)
+    by_weight = np.einsum(f"{result},{of_x}->{of_weight}", given, x)
+
+    def both(x, weight, given):
+        out, backward = jax.vjp(lambda x, weight: product(equation, x, weight), x, weight)
+        return out, *backward(given)
+
+    config = MeshConfig(fsdp=2, context=2, tensor=2) if devices == 8 else MeshConfig()
+    with jax.set_mesh(make_mesh(config, jax.devices()[:devices])):
+        found = jax.jit(both)(*(jnp.asarray(a, jnp.float32) for a in (x, weight, given)))
+    for got, wanted in zip(found, (exact, by_x, by_weight), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@EQUATIONS
 def test_a_product_is_that_of_the_rounded_weight(equation, shape, contracted):
     rng = np.random.default_rng(0)
     weight = rng.normal(size=shape) * np.exp(rng.normal(size=shape))
