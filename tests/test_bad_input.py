@@ -265,7 +265,7 @@ def test_init_from_a_folder_of_another_model(folder, tmp_path, capsys):
     (tmp_path / "other").mkdir()
     path = config(tmp_path / "other", sft("cold", more=f'init = "{folder}"'))
     said = call(capsys, "train", path, code=2)
-    assert "holds a model of another shape" in said and "kv_heads=1" in said
+    assert "holds another model" in said and "kv_heads = 1, and [model] has 2" in said
 
 
 def test_folder_without_fault_trains(folder, capsys):

@@ -1,6 +1,7 @@
 """A model beyond the context that it ships with: YaRN from the config to the exported folder."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -114,6 +115,28 @@ def test_a_plan_has_the_long_context(tmp_path, folder):
     linear = pretrained(tmp_path, folder, rl("grpo"), rope=LINEAR)
     arch = architecture(load(RunConfig, [linear]))
     assert (arch.rope_scaling, arch.max_length) == (LinearScaling(factor=2.5), 40)
+
+
+def test_a_teacher_that_ships_without_a_scaling_has_the_students(tmp_path, folder, capsys):
+    advantage = f'advantage = {{ type = "on_policy_distillation", teacher = "{folder}" }}\n'
+    # Advantages are the KL's: none, where both are the same model beyond its context too.
+    stage = rl("teach", steps=1, more=advantage).replace(*LONG)
+    call(capsys, "train", pretrained(tmp_path, folder, stage))
+    found = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    (step,) = (metrics for x in found if "length/max" in (metrics := json.loads(x)))
+    assert step["length/max"] > 16
+    assert step["distill/reverse_kl"] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_teacher_too_short_for_the_scaling_is_refused(tmp_path, folder, capsys):
+    short = tmp_path / "shorter"
+    shutil.copytree(folder, short)
+    hf_config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps(hf_config | {"max_position_embeddings": 10}))
+    advantage = f'advantage = {{ type = "on_policy_distillation", teacher = "{short}" }}\n'
+    stage = rl("teach", steps=1, more=advantage).replace(*LONG)
+    said = call(capsys, "train", pretrained(tmp_path, folder, stage), "--dry-run", code=2)
+    assert "advantage.teacher" in said and "rope_scaling.original_length = 12 exceeds" in said
 
 
 @pytest.mark.parametrize(

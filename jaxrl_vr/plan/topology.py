@@ -36,7 +36,7 @@ def chip_of(topology: str) -> Chip:
     Raises:
       ValueError: it is none, or of a chip we do not know.
     """
-    found = re.fullmatch(r"([a-z0-9]+):(\d+(?:x\d+)*)", topology)
+    found = re.fullmatch(r"([a-z0-9]+):([0-9]+(?:x[0-9]+)*)", topology)
     if found is None or found[1] not in CHIPS or 0 in _sizes(found[2]):
         raise ValueError(
             f"topology {topology!r}: give a chip and its shape, such as v5e:4x4 or v5p:2x2x2; "

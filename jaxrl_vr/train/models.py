@@ -184,15 +184,26 @@ def _model_folder(config: RunConfig, arch: Architecture, name: str) -> Path:
             error
         )
     found = hf.architecture_from_config(hf.read_config(folder))
-    section = config.model
-    if isinstance(section, PretrainedModel) and section.rope_scaling and not found.rope_scaling:
-        found = found.model_copy(update={"rope_scaling": section.rope_scaling})
-    if found.model_copy(update={"max_length": arch.max_length}) != arch:
+    found = with_asked_scaling(config, found).model_copy(update={"max_length": arch.max_length})
+    apart = [
+        f"{field} = {theirs!r}, and [model] has {ours!r}"
+        for field in Architecture.model_fields
+        if (theirs := getattr(found, field)) != (ours := getattr(arch, field))
+    ]
+    if apart:
         raise ValueError(
-            f"init = {name!r} holds a model of another shape ({found}) than [model] ({arch}); name "
-            "a folder of the same model"
+            f"init = {name!r} holds another model: {'; '.join(apart)}; name a folder of the same "
+            "model"
         )
     return folder
+
+
+def with_asked_scaling(config: RunConfig, found: Architecture) -> Architecture:
+    """A folder's architecture with the rotary scaling of [model], if it ships without one."""
+    section = config.model
+    if not isinstance(section, PretrainedModel) or not section.rope_scaling or found.rope_scaling:
+        return found
+    return found.with_scaling(section.rope_scaling)
 
 
 def load_folder(folder: Path, mesh: jax.sharding.Mesh) -> tuple[Architecture, Any]:

@@ -20,6 +20,7 @@ from jaxrl_vr.train.models import (
     is_to_come,
     load_folder,
     load_own,
+    with_asked_scaling,
 )
 
 TEACHER = "advantage.teacher"  # the key that names it
@@ -47,12 +48,12 @@ def check_teacher(
         if name in done:
             final_folder(config, folder, name, TEACHER)
     elif not is_to_come(config, name, done):
-        _check_fits(name, _model_of(name, built), _folder(name), built)
+        _check_fits(name, _model_of(config, name, built), _folder(name), built)
 
 
 def teacher_model(config: RunConfig, built: Built, name: str) -> Transformer:
     """The model that the teacher's weights are for."""
-    return built.model if is_own(config, name) else _model_of(name, built)
+    return built.model if is_own(config, name) else _model_of(config, name, built)
 
 
 def load_teacher(
@@ -73,8 +74,12 @@ def _folder(name: str) -> Path:
         ) from error
 
 
-def _model_of(name: str, built: Built) -> Transformer:
+def _model_of(config: RunConfig, name: str, built: Built) -> Transformer:
     arch = hf.architecture_from_config(hf.read_config(_folder(name)))
+    try:
+        arch = with_asked_scaling(config, arch)
+    except ValueError as error:
+        raise ValueError(f"{TEACHER} = {name!r}, with what [model] asks for: {error}") from None
     return dataclasses.replace(built.model, arch=arch, remat="none")
 
 
