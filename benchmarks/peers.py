@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 _HERE = Path(__file__).parent
 SAMPLERS = {"transformers": "transformers_peer.py", "vllm": "vllm_peer.py"}
 LEARNERS = {"torch": "torch_peer.py"}
-_SCRIPTS = SAMPLERS | LEARNERS
+TRAINERS = {"ours": "our_trainer.py", "tunix": "tunix_peer.py", "trl": "trl_peer.py"}
+_SCRIPTS = SAMPLERS | LEARNERS | TRAINERS
 # Two allocator and OpenMP libraries that vLLM's CPU build asks to have loaded first.
 _TCMALLOC = "/usr/lib/*/libtcmalloc_minimal.so.4"
 _OPENMP = "lib/libiomp5.so"
@@ -39,6 +40,27 @@ class Updates(NamedTuple):
         return self.rows * self.length
 
 
+class Steps(NamedTuple):
+    """What a peer is to train: steps of GRPO without KL, one update of AdamW each.
+
+    An answer's reward is the remainder of its vowels by seven.
+    """
+
+    model: str  # folder
+    prompts: Sequence[str]
+    longest_prompt: int  # tokens
+    samples: int  # of each prompt, in each step
+    new: int  # tokens of each, no more and no less
+    micro: Mapping[str, int]  # name of a trainer -> sequences of its micro-batch
+    dtype: str
+    threads: int
+
+    @property
+    def tokens(self) -> int:
+        """Sampled in a step."""
+        return len(self.prompts) * self.samples * self.new
+
+
 class Job(NamedTuple):
     """What a peer is to sample; T = 1 from the whole vocabulary, and no stop ids."""
 
@@ -55,13 +77,20 @@ class Job(NamedTuple):
         return sum(map(sum, self.lengths))
 
 
-class Peer:
-    """A peer that is ready; called with the number of the turn, of which 0 does nothing."""
+Work = Job | Updates | Steps
 
-    def __init__(
-        self, process: subprocess.Popen[str], job: Job | Updates, versions: Mapping[str, str]
-    ):
+
+class Peer:
+    """A peer that is ready; called with the number of the turn, of which 0 does nothing.
+
+    Attributes:
+      versions: of what runs it.
+      peak_memory_bytes: the most that its process held until its last run.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], job: Work, versions: Mapping[str, str]):
         self.versions = versions
+        self.peak_memory_bytes = 0
         self._process = process
         self._job = job
 
@@ -76,12 +105,13 @@ class Peer:
         said = _ask(self._process, "run")
         if said.get("tokens") != self._job.tokens:
             raise RuntimeError(f"asked a peer for {self._job.tokens} tokens, and it said {said}")
+        self.peak_memory_bytes = said["peak_memory_bytes"]
         return said["seconds"]
 
 
 @contextlib.contextmanager
 def started(
-    pythons: Mapping[str, str], job: Job | Updates
+    pythons: Mapping[str, str], job: Work
 ) -> Iterator[tuple[dict[str, Peer], dict[str, str]]]:
     """Starts peers; yields those that are ready, and why the others are not.
 
@@ -129,7 +159,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
-def _environment(name: str, python: str, job: Job | Updates) -> dict[str, str]:
+def _environment(name: str, python: str, job: Work) -> dict[str, str]:
     """Ours, without what names our packages, with as many threads as we have."""
     kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "XLA_FLAGS")}
     env = {

@@ -129,15 +129,20 @@ def seconds_of(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def prompts_of(tokenizer: HFTokenizer, count: int) -> list[list[int]]:
-    """Token ids of `count` different prompts, in the model's chat template if it has one."""
-    prompts = []
+def texts_of(tokenizer: HFTokenizer, count: int) -> list[str]:
+    """`count` different prompts, in the model's chat template if it has one."""
+    texts = []
     for i, question in zip(range(count), itertools.cycle(QUESTIONS), strict=False):
         text = question if i < len(QUESTIONS) else f"{i + 1}. {question}"
         if tokenizer.has_chat_template:
             text = tokenizer.chat([Message("user", text)])
-        prompts.append(tokenizer.prompt_ids(text))
-    return prompts
+        texts.append(text)
+    return texts
+
+
+def prompts_of(tokenizer: HFTokenizer, count: int) -> list[list[int]]:
+    """Token ids of those prompts."""
+    return [tokenizer.prompt_ids(text) for text in texts_of(tokenizer, count)]
 
 
 def product_shapes(arch: Architecture) -> dict[str, tuple[int, int]]:

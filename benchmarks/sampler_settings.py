@@ -252,6 +252,7 @@ def against_peers(
         found[name] = {
             "tokens_per_s": tokens / of_peer,
             "seconds": seconds[name],
+            "peak_memory_bytes": peer.peak_memory_bytes,
             "versions": peer.versions,
         }
     return found | {name: {"skipped": reason} for name, reason in skipped.items()}

@@ -25,7 +25,8 @@ import json, sys
 job = json.loads(sys.stdin.readline())
 print(json.dumps({"versions": {"peer": job["dtype"]}}), flush=True)
 for _ in sys.stdin:
-    print(json.dumps({"seconds": 1000.0, "tokens": job["rows"] * job["length"]}), flush=True)
+    said = {"seconds": 1000.0, "tokens": job["rows"] * job["length"], "peak_memory_bytes": 7}
+    print(json.dumps(said), flush=True)
 """
 
 
@@ -42,6 +43,7 @@ def test_a_line_with_and_without_a_peer(benchmark, module, folder, tmp_path, mon
     assert line["torch"] == {
         "tokens_per_s": 0.032,
         "seconds": [1000.0],
+        "peak_memory_bytes": 7,
         "versions": {"peer": "float32"},
     }
     assert line["ratio_to_torch"] == pytest.approx(1000 / line["seconds"][0])
