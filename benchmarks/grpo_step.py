@@ -4,13 +4,14 @@
         [--peers --tunix-python PYTHON --trl-python PYTHON]
 
 prints a JSON line: a step samples every answer to its limit, gives it its reward and takes one
-optimizer step, in float32. Every trainer has a process of its own, so that the peaks of memory can
-be compared. The first step of each is discarded: it compiles.
+optimizer step, in float32. Each turn of a trainer is a process of its own, because together they
+need more memory than a laptop has; its first step is discarded: it compiles.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -19,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import load_average, machine, versions
-from benchmarks.peers import TRAINERS, Steps, started
+from benchmarks.peers import TRAINERS, Peer, Steps, started
 from benchmarks.rollout_and_update import positive, texts_of
-from benchmarks.sampler_limits import take_turns
 from benchmarks.sampler_settings import against_peers
 from jaxrl_vr.data.tokenizer import HFTokenizer
 from jaxrl_vr.models import hf
@@ -37,12 +37,22 @@ def measured(job: Steps, repeats: int, pythons: Mapping[str, str]) -> dict[str, 
       RuntimeError: our own process did not start.
     """
     load_before = load_average()
-    with started(pythons, job) as (trainers, skipped):
-        if "ours" not in trainers:
-            raise RuntimeError(f"our own trainer: {skipped['ours']}; its error stands above")
-        seconds = take_turns(trainers, repeats)
-        ours = trainers.pop("ours")
-        of_peers = against_peers(trainers, skipped, seconds, job.tokens)
+    seconds: dict[str, list[float]] = {name: [] for name in pythons}
+    ran: dict[str, Peer] = {}
+    skipped: dict[str, str] = {}
+    for _, name in itertools.product(range(repeats), pythons):
+        if name in skipped:
+            continue
+        with started({name: pythons[name]}, job) as (ready, reasons):
+            skipped |= reasons
+            if "ours" in skipped:
+                raise RuntimeError(f"our own trainer: {skipped['ours']}; its error stands above")
+            for trainer in ready.values():
+                trainer(1)
+                seconds[name].append(trainer(2))
+        ran |= ready
+    ours = ran.pop("ours")
+    of_peers = against_peers(ran, skipped, seconds, job.tokens)
     return {
         "benchmark": "grpo_step",
         "tokens": job.tokens,
