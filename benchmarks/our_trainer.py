@@ -13,58 +13,39 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from peer import Turns, serve_trainer
-
-# More than anybody will wait for.
-_STEPS = 100_000
+from peer import STEPS, Turns, serve_trainer, vowels
+from rl_run import rl_run
 
 
-def vowels(example: Any, response: str) -> float:
-    """The reward."""
-    return float(sum(c in "aeiou" for c in response) % 7)
+def reward(example: Any, response: str) -> float:
+    """That of a response, for the verifiers' workers."""
+    return vowels(response)
 
 
 def config_of(job: dict, folder: Path) -> dict[str, Any]:
-    """The run: every setting is the default, but for what the job says."""
+    """The run."""
     questions = folder / "questions.jsonl"
     questions.write_text("".join(json.dumps({"prompt": p}) + "\n" for p in job["prompts"]))
-    return {
-        "run_dir": str(folder / "run"),
-        "model": {
-            "type": "pretrained",
-            "path": job["model"],
-            "dtype": job["dtype"],
-            "max_length": job["longest_prompt"] + job["new"],
+    longest, new = job["longest_prompt"], job["new"]
+    return rl_run(
+        folder,
+        model={"path": job["model"], "dtype": job["dtype"], "max_length": longest + new},
+        slots=len(job["prompts"]) * job["samples"],
+        data={
+            "path": str(questions),
+            "fields": {"prompt": "prompt"},
+            "template": {"type": "plain"},
+            "verifier": {"type": "custom", "path": "our_trainer:reward"},
         },
-        "tokenizer": {"type": "hf"},
-        "engine": {"slots": len(job["prompts"]) * job["samples"]},
-        "checkpoint": {"every": _STEPS},
-        "logging": {"console": "off", "tensorboard": False},
-        "data": [
-            {
-                "name": "questions",
-                "type": "jsonl",
-                "path": str(questions),
-                "fields": {"prompt": "prompt"},
-                "template": {"type": "plain"},
-                "verifier": {"type": "custom", "path": "our_trainer:vowels"},
-            }
-        ],
-        "stages": [
-            {
-                "type": "rl",
-                "name": "grpo",
-                "data": ["questions"],
-                "steps": _STEPS,
-                "prompts": len(job["prompts"]),
-                "samples": job["samples"],
-                "max_prompt_tokens": job["longest_prompt"],
-                "sampling": {"max_new_tokens": job["new"]},
-                "micro": {"rows": job["micro"]["ours"]},
-                "optimizer": {"type": "adamw", "learning_rate": 1e-6},
-            }
-        ],
-    }
+        stage={
+            "steps": STEPS,
+            "prompts": len(job["prompts"]),
+            "samples": job["samples"],
+            "max_prompt_tokens": longest,
+            "sampling": {"max_new_tokens": new},
+            "micro": {"rows": job["micro"]["ours"]},
+        },
+    )
 
 
 def prepare(job: dict) -> tuple[dict[str, str], Any]:

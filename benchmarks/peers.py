@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 _HERE = Path(__file__).parent
 SAMPLERS = {"transformers": "transformers_peer.py", "vllm": "vllm_peer.py"}
 LEARNERS = {"torch": "torch_peer.py"}
-TRAINERS = {"ours": "our_trainer.py", "tunix": "tunix_peer.py", "trl": "trl_peer.py"}
-_SCRIPTS = SAMPLERS | LEARNERS | TRAINERS
+TRAINERS = {"tunix": "tunix_peer.py", "trl": "trl_peer.py"}
+_SCRIPTS = SAMPLERS | LEARNERS | TRAINERS | {"ours": "our_trainer.py"}
 # Two allocator and OpenMP libraries that vLLM's CPU build asks to have loaded first.
 _TCMALLOC = "/usr/lib/*/libtcmalloc_minimal.so.4"
 _OPENMP = "lib/libiomp5.so"

@@ -20,6 +20,7 @@ from typing import Any
 from unittest import mock
 
 from benchmarks.machine import load_average
+from benchmarks.rl_run import rl_run
 from benchmarks.rollout_and_update import QUESTIONS, prompts_of
 from benchmarks.sampler_limits import Cached, weights_limit
 from benchmarks.sampler_runs import Loaded, drain, line, on_chip, weight_sync
@@ -125,45 +126,30 @@ def config_of(loaded: Loaded, setting: Training, steps: int, folder: Path) -> Ru
     records.write_text("".join(lines), encoding="utf-8")
     # A number before the question takes a few tokens more than those that are counted here.
     longest = 16 + max(map(len, prompts_of(loaded.tokenizer, len(QUESTIONS))))
-    return parse(
-        RunConfig,
-        {
-            "run_dir": str(folder / "run"),
-            "model": {
-                "type": "pretrained",
-                "path": str(loaded.folder),
-                "dtype": loaded.model.dtype,
-                "max_length": min(loaded.model.max_length, longest + setting.new),
-            },
-            "tokenizer": {"type": "hf"},
-            "engine": {"slots": setting.prompts * setting.samples},
-            "checkpoint": {"every": steps},
-            "logging": {"console": "off", "tensorboard": False},
-            "data": [
-                {
-                    "name": "questions",
-                    "type": "jsonl",
-                    "path": str(records),
-                    "fields": {"prompt": "prompt", "reference": "reference"},
-                    "template": {"type": "chat" if loaded.tokenizer.has_chat_template else "plain"},
-                    "verifier": {"type": "exact"},
-                }
-            ],
-            "stages": [
-                {
-                    "type": "rl",
-                    "name": "rl",
-                    "data": ["questions"],
-                    "steps": steps,
-                    "prompts": setting.prompts,
-                    "samples": setting.samples,
-                    "max_prompt_tokens": longest,
-                    "sampling": {"max_new_tokens": setting.new},
-                    "optimizer": {"type": "adamw", "learning_rate": 1e-6},
-                }
-            ],
+    model = loaded.model
+    wanted = rl_run(
+        folder,
+        model={
+            "path": str(loaded.folder),
+            "dtype": model.dtype,
+            "max_length": min(model.max_length, longest + setting.new),
+        },
+        slots=setting.prompts * setting.samples,
+        data={
+            "path": str(records),
+            "fields": {"prompt": "prompt", "reference": "reference"},
+            "template": {"type": "chat" if loaded.tokenizer.has_chat_template else "plain"},
+            "verifier": {"type": "exact"},
+        },
+        stage={
+            "steps": steps,
+            "prompts": setting.prompts,
+            "samples": setting.samples,
+            "max_prompt_tokens": longest,
+            "sampling": {"max_new_tokens": setting.new},
         },
     )
+    return parse(RunConfig, wanted)
 
 
 def recording(phases: list[Phase]) -> type[Recorded]:

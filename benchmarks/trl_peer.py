@@ -7,14 +7,12 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from peer import Turns, serve_trainer, torch_model
-
-_STEPS = 1_000
+from peer import STEPS, Turns, serve_trainer, torch_model, vowels
 
 
-def vowels(completions: list[str], **_: Any) -> list[float]:
-    """The reward."""
-    return [float(sum(c in "aeiou" for c in text) % 7) for text in completions]
+def rewards(completions: list[str], **_: Any) -> list[float]:
+    """Those of the completions."""
+    return [vowels(text) for text in completions]
 
 
 def prepare(job: dict) -> tuple[dict[str, str], Callable[[Turns], None]]:
@@ -29,7 +27,7 @@ def prepare(job: dict) -> tuple[dict[str, str], Callable[[Turns], None]]:
     micro = min(job["micro"]["trl"], sequences)
     trainer = trl.GRPOTrainer(
         model=model,
-        reward_funcs=vowels,
+        reward_funcs=rewards,
         args=trl.GRPOConfig(
             output_dir=tempfile.mkdtemp(),
             per_device_train_batch_size=micro,
@@ -42,7 +40,7 @@ def prepare(job: dict) -> tuple[dict[str, str], Callable[[Turns], None]]:
             top_p=1.0,
             beta=0.0,
             learning_rate=1e-6,
-            max_steps=_STEPS,
+            max_steps=STEPS,
             report_to=[],
             use_cpu=device == "cpu",
             bf16=False,
@@ -53,7 +51,7 @@ def prepare(job: dict) -> tuple[dict[str, str], Callable[[Turns], None]]:
             disable_tqdm=True,
             optim="adamw_torch",
         ),
-        train_dataset=Dataset.from_list([{"prompt": p} for p in job["prompts"]] * _STEPS),
+        train_dataset=Dataset.from_list([{"prompt": p} for p in job["prompts"]] * STEPS),
         processing_class=transformers.AutoTokenizer.from_pretrained(job["model"]),
     )
 

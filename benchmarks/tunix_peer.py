@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from peer import Turns, serve_trainer
-
-_STEPS = 100_000
+from peer import STEPS, Turns, serve_trainer, vowels
 
 
-def vowels(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
-    """The reward."""
-    return [float(sum(c in "aeiou" for c in text) % 7) for text in completions]
+def rewards(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """Those of the completions."""
+    return [vowels(text) for text in completions]
 
 
 def load(job: dict, hf: dict) -> tuple[Any, Any]:
@@ -71,8 +69,8 @@ def prepare(job: dict) -> tuple[dict[str, str], Callable[[Turns], None]]:
             offload_to_cpu=False,
             training_config=rl_cluster.RLTrainingConfig(
                 actor_optimizer=optax.adamw(1e-6, weight_decay=0.0),
-                eval_every_n_steps=_STEPS,
-                max_steps=_STEPS,
+                eval_every_n_steps=STEPS,
+                max_steps=STEPS,
                 mini_batch_size=prompts,
                 train_micro_batch_size=max(1, job["micro"]["tunix"] // job["samples"]),
                 rollout_micro_batch_size=prompts,
@@ -106,7 +104,7 @@ def prepare(job: dict) -> tuple[dict[str, str], Callable[[Turns], None]]:
             algo_config=GRPOConfig(
                 num_generations=job["samples"], num_iterations=1, beta=0.0, epsilon=0.2
             ),
-            reward_fns=vowels,
+            reward_fns=rewards,
         )
 
         def batches() -> Iterator[dict[str, Any]]:
