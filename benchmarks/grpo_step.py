@@ -89,10 +89,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         meaning = f"interpreter that has {name}"
         parser.add_argument(f"--{name}-python", default=sys.executable, help=meaning)
     args = parser.parse_args(argv)
-    folder = hf.locate(args.model)
-    tokenizer = HFTokenizer(folder)
+    if args.samples < 2:
+        parser.error("--samples 1: GRPO compares the answers to a prompt; give 2 or more")
+    try:
+        folder = hf.locate(args.model)
+        context = hf.architecture_from_config(hf.read_config(folder)).max_length
+        tokenizer = HFTokenizer(folder)
+    except ValueError as error:
+        parser.error(f"--model {args.model}: {error}")
     texts = texts_of(tokenizer, args.prompts)
     longest = max(len(tokenizer.prompt_ids(text)) for text in texts)
+    if longest + args.new > context:
+        parser.error(
+            f"--new {args.new} behind prompts of {longest} tokens exceeds the model's context of "
+            f"{context}; lower it, or choose another --model"
+        )
     job = Steps(
         model=str(folder),
         prompts=texts,

@@ -86,6 +86,7 @@ def prepare(job: dict) -> tuple[dict[str, str], Any]:
 
 
 if __name__ == "__main__":
-    # The workers that verify import this module by its name.
-    sys.path.insert(0, str(Path(__file__).parent))
+    # Of this checkout, whatever is installed. The workers that verify import this module by its
+    # name, which they do from its folder.
+    sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
     serve_trainer(prepare)

@@ -145,13 +145,15 @@ def started(
 
 
 def _ask(process: subprocess.Popen[str], line: str) -> dict[str, Any]:
-    """The answer to a line; empty where there is none, since the process has ended."""
+    """The answer to a line; empty where there is none: it has ended, or is no script of ours."""
     assert process.stdin is not None and process.stdout is not None, "opened with pipes"
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(line + "\n")
         process.stdin.flush()
     answer = process.stdout.readline()
-    return json.loads(answer) if answer else {}
+    with contextlib.suppress(json.JSONDecodeError):
+        return json.loads(answer)
+    return {}
 
 
 def _end(process: subprocess.Popen[str]) -> None:

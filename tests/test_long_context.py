@@ -128,11 +128,23 @@ def test_a_teacher_that_ships_without_a_scaling_has_the_students(tmp_path, folde
     assert step["distill/reverse_kl"] == pytest.approx(0, abs=1e-6)
 
 
+def changed(folder, to, **fields):
+    """The folder with other values in its config.json."""
+    shutil.copytree(folder, to)
+    hf_config = json.loads((to / "config.json").read_text())
+    (to / "config.json").write_text(json.dumps(hf_config | fields))
+    return to
+
+
+def test_init_from_another_model_is_refused_as_itself(tmp_path, folder, capsys):
+    other = changed(folder, tmp_path / "other", intermediate_size=48, max_position_embeddings=10)
+    stage = rl("grpo", more=f'init = "{other}"\n').replace(*LONG)
+    said = call(capsys, "train", pretrained(tmp_path, folder, stage), "--dry-run", code=2)
+    assert f"init = '{other}' holds another model: ffn = 48, and [model] has 24;" in said
+
+
 def test_a_teacher_too_short_for_the_scaling_is_refused(tmp_path, folder, capsys):
-    short = tmp_path / "shorter"
-    shutil.copytree(folder, short)
-    hf_config = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps(hf_config | {"max_position_embeddings": 10}))
+    short = changed(folder, tmp_path / "shorter", max_position_embeddings=10)
     advantage = f'advantage = {{ type = "on_policy_distillation", teacher = "{short}" }}\n'
     stage = rl("teach", steps=1, more=advantage).replace(*LONG)
     said = call(capsys, "train", pretrained(tmp_path, folder, stage), "--dry-run", code=2)

@@ -15,6 +15,7 @@ from jaxrl_vr.data.tokenizer import Tokenizer
 from jaxrl_vr.models import hf, params
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.attention import Backend
+from jaxrl_vr.models.rope_scaling import LinearScaling, YarnScaling
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sharding import TRAIN_RULES
 from jaxrl_vr.train.config import PretrainedModel, RunConfig
@@ -184,11 +185,15 @@ def _model_folder(config: RunConfig, arch: Architecture, name: str) -> Path:
             error
         )
     found = hf.architecture_from_config(hf.read_config(folder))
-    found = with_asked_scaling(config, found).model_copy(update={"max_length": arch.max_length})
+    # What [model] changes in its own folder is no difference of this one.
+    ours: dict[str, Any] = {"max_length": arch.max_length}
+    if found.rope_scaling is None and asked_scaling(config) is not None:
+        ours["rope_scaling"] = arch.rope_scaling
+    found = found.model_copy(update=ours)
     apart = [
-        f"{field} = {theirs!r}, and [model] has {ours!r}"
+        f"{field} = {getattr(found, field)!r}, and [model] has {getattr(arch, field)!r}"
         for field in Architecture.model_fields
-        if (theirs := getattr(found, field)) != (ours := getattr(arch, field))
+        if getattr(found, field) != getattr(arch, field)
     ]
     if apart:
         raise ValueError(
@@ -198,12 +203,10 @@ def _model_folder(config: RunConfig, arch: Architecture, name: str) -> Path:
     return folder
 
 
-def with_asked_scaling(config: RunConfig, found: Architecture) -> Architecture:
-    """A folder's architecture with the rotary scaling of [model], if it ships without one."""
+def asked_scaling(config: RunConfig) -> LinearScaling | YarnScaling | None:
+    """The rotary scaling that [model] asks for."""
     section = config.model
-    if not isinstance(section, PretrainedModel) or not section.rope_scaling or found.rope_scaling:
-        return found
-    return found.with_scaling(section.rope_scaling)
+    return section.rope_scaling if isinstance(section, PretrainedModel) else None
 
 
 def load_folder(folder: Path, mesh: jax.sharding.Mesh) -> tuple[Architecture, Any]:

@@ -159,7 +159,7 @@ class StageBase(Config):
 
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$")
     """Name of the stage, of its folder, and in `init` of later ones."""
-    init: LocalPath = "previous"
+    init: LocalPath = Field(default="previous", min_length=1)
     """Weights to start from: `previous`, `base` (those of [model]), a stage's name, or a path."""
 
 

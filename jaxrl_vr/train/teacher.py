@@ -15,12 +15,12 @@ from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.models import (
     Built,
+    asked_scaling,
     final_folder,
     is_own,
     is_to_come,
     load_folder,
     load_own,
-    with_asked_scaling,
 )
 
 TEACHER = "advantage.teacher"  # the key that names it
@@ -76,10 +76,12 @@ def _folder(name: str) -> Path:
 
 def _model_of(config: RunConfig, name: str, built: Built) -> Transformer:
     arch = hf.architecture_from_config(hf.read_config(_folder(name)))
-    try:
-        arch = with_asked_scaling(config, arch)
-    except ValueError as error:
-        raise ValueError(f"{TEACHER} = {name!r}, with what [model] asks for: {error}") from None
+    scaling = asked_scaling(config)
+    if scaling is not None and arch.rope_scaling is None:
+        try:
+            arch = arch.with_scaling(scaling)
+        except ValueError as error:
+            raise ValueError(f"{TEACHER} = {name!r}, with what [model] asks for: {error}") from None
     return dataclasses.replace(built.model, arch=arch, remat="none")
 
 

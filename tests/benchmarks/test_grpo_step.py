@@ -50,3 +50,24 @@ def test_without_our_trainer_there_is_nothing_to_compare(benchmark, module, fold
     monkeypatch.setattr(module("peers"), "_SCRIPTS", {"ours": "nothing.py"})
     with pytest.raises(RuntimeError, match="our own trainer: it ended before it was ready"):
         benchmark.main(["--model", str(folder), *SIZES])
+
+
+@pytest.mark.parametrize(
+    ("changed", "parts"),
+    [
+        (["--samples", "1"], "--samples 1: GRPO compares the answers to a prompt"),
+        (["--new", "4000"], "--new 4000 behind prompts of"),
+        (["--model", "/no/model"], "--model /no/model: model '/no/model': no such folder"),
+    ],
+)
+def test_what_cannot_run_is_refused(benchmark, folder, capsys, changed, parts):
+    with pytest.raises(SystemExit):
+        benchmark.main(["--model", str(folder), *SIZES, *changed])
+    assert parts in capsys.readouterr().err
+
+
+def test_a_program_that_is_no_interpreter_is_skipped(module):
+    peers = module("peers")
+    job = peers.Steps("model", ["a"], 1, 2, 3, {"tunix": 1}, "float32", 1)
+    with peers.started({"tunix": "/bin/echo"}, job) as (ready, skipped):
+        assert ready == {} and "tunix" in skipped
