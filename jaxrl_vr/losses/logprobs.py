@@ -9,6 +9,7 @@ N tokens, R shards of them, D model width, V vocabulary.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -174,6 +175,18 @@ def _at_token(logits: jax.Array, token: jax.Array) -> jax.Array:
     return jnp.sum(jnp.where(_is_token(logits, token), logits, 0.0), axis=1)
 
 
+def _sums(*terms: jax.Array) -> Sequence[jax.Array]:
+    """[N, V] float32 each -> [N] each, of one pass over the vocabulary.
+
+    Alone, a sum of what has to be computed first takes XLA's CPU kernels longer than all together.
+    """
+
+    def add(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> list[jax.Array]:
+        return [x + y for x, y in zip(a, b, strict=True)]
+
+    return jax.lax.reduce(terms, (jnp.float32(0),) * len(terms), add, (1,))
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _chunked(
     hidden: jax.Array,
@@ -193,10 +206,13 @@ def _forward(hidden, head, token, temperature, is_wanted, chunk):
 
         def compute():
             logits = scaled_logits(hidden, head, temperature)
-            above, logsumexp = _above_peak(logits)
-            peak, logsumexp = jnp.max(logits, axis=1), logsumexp[:, 0]
-            entropy = logsumexp - jnp.sum(jnp.exp(above) * above, axis=1) / jnp.exp(logsumexp)
-            logp = _at_token(above, token) - logsumexp
+            peak = jnp.max(logits, axis=1)
+            above = logits - peak[:, None]
+            weight = jnp.exp(above)
+            chosen = jnp.where(_is_token(logits, token), above, 0.0)
+            mass, weighed, chosen = _sums(weight, weight * above, chosen)
+            logsumexp = jnp.log(mass)
+            logp, entropy = chosen - logsumexp, logsumexp - weighed / mass
             logp, entropy = (jnp.where(is_wanted, a, 0.0) for a in (logp, entropy))
             return logp, entropy, peak, logsumexp
 
