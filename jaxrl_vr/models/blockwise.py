@@ -182,23 +182,37 @@ def _attend_backward(
     ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         mine, mine_gradient = (_block(a, 3, i, of_queries) for a in (q, gradient))
         mine_sum, mine_weighed = (_block(a, 3, i, of_queries) for a in (logsumexp, weighed))
+        # R, T -> N
+        mine, mine_gradient = (a.reshape(*a.shape[:2], -1, Q) for a in (mine, mine_gradient))
+
+        def by_query(keys: jax.Array, of_queries: jax.Array) -> jax.Array:
+            """Keys by queries: XLA's CPU copies an operand of a product that is summed over its
+            rows, and this way one of three products has such an operand and not two."""
+            found = _product("BKCQ,BKNQ->BKCN", keys, of_queries)
+            return found.reshape(*found.shape[:3], *mine_sum.shape[2:])  # N -> R, T
 
         def step(j: jax.Array, so_far: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
             of_q, of_k, of_v = so_far
             keys, values = _block(k, 2, j, of_keys), _block(v, 2, j, of_keys)
-            scores = _scores(mine, keys, _seen(places, i, j, size))
-            weight = jnp.exp(scores - mine_sum[..., None])
-            of_weight = _product("BKRTQ,BKCQ->BKRTC", mine_gradient, values)
-            of_scores = weight * (of_weight - mine_weighed[..., None]) * Q**-0.5
-            of_scores = of_scores.astype(q.dtype)
-            of_q = of_q + _product("BKRTC,BKCQ->BKRTQ", of_scores, keys)
-            add_k = _product("BKRTC,BKRTQ->BKCQ", of_scores, mine)
-            add_v = _product("BKRTC,BKRTQ->BKCQ", weight.astype(v.dtype), mine_gradient)
+            seen = _seen(places, i, j, size).swapaxes(1, 2)
+            scores = by_query(keys, mine) * Q**-0.5
+            scores = jnp.where(seen[:, None, :, None], scores, MASKED)
+            weight = jnp.exp(scores - mine_sum[:, :, None])
+            of_weight = by_query(values, mine_gradient)
+            of_scores = weight * (of_weight - mine_weighed[:, :, None]) * Q**-0.5
+            weight, of_scores = (
+                a.astype(q.dtype).reshape(*a.shape[:3], -1)  # R, T -> N
+                for a in (weight, of_scores)
+            )
+            of_q = of_q + _product("BKCN,BKCQ->BKNQ", of_scores, keys)
+            add_k = _product("BKCN,BKNQ->BKCQ", of_scores, mine)
+            add_v = _product("BKCN,BKNQ->BKCQ", weight, mine_gradient)
             return of_q, _add(of_k, add_k, j, of_keys), _add(of_v, add_v, j, of_keys)
 
         columns = _num_columns(places, i, C // of_keys, size)
         empty = jnp.zeros(mine.shape, jnp.float32), *of_kv
         of_q, *of_kv_after = jax.lax.fori_loop(0, columns, step, empty)
+        of_q = of_q.reshape(*q.shape[:3], of_queries, Q)  # N -> R, T
         return (of_kv_after[0], of_kv_after[1]), of_q
 
     empty = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)

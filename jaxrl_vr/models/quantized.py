@@ -6,6 +6,7 @@ those of a float32 head whatever the weights.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -78,13 +79,18 @@ def product(
         mesh = current_mesh()
         if mesh is not None and mesh.size > 1:
             return jnp.einsum(equation, x, weight, preferred_element_type=dtype)
-        # As one axis of tokens: the weight's gradient sums over it, and a sum over two makes XLA
-        # write the activations' gradients a second time, transposed, for a sixth of an update on
-        # CPU. Several devices may split both axes, and TPU's compiler gains nothing from it.
-        tokens = x.reshape(-1, *x.shape[2:])  # B, T -> N
-        flat = equation.replace("BT", "N")
-        out = jnp.einsum(flat, tokens, weight, preferred_element_type=dtype)
-        return out.reshape(*x.shape[:2], *out.shape[1:])
+        return _of_tokens(equation, x, weight, dtype)
     out = jnp.einsum(equation, x, weight.values.astype(x.dtype), preferred_element_type=jnp.float32)
     scale = jnp.expand_dims(weight.scale, range(out.ndim - weight.scale.ndim))
     return (out * scale).astype(dtype)
+
+
+# Several products of one x keep x itself, and not each a flat copy.
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=(0, 3))
+def _of_tokens(equation: str, x: jax.Array, weight: jax.Array, dtype: Any) -> jax.Array:
+    """As one axis of tokens: the weight's gradient sums over it, and a sum over two makes XLA write
+    the activations' gradients a second time, transposed, for a sixth of an update on CPU. Several
+    devices may split both axes, and TPU's compiler gains nothing from it."""
+    tokens = x.reshape(-1, *x.shape[2:])  # B, T -> N
+    out = jnp.einsum(equation.replace("BT", "N"), tokens, weight, preferred_element_type=dtype)
+    return out.reshape(*x.shape[:2], *out.shape[1:])  # N -> B, T

@@ -10,6 +10,7 @@ model width, H query heads, K kv heads, Q head dim, F ffn width, L layers, V voc
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -350,11 +351,18 @@ def block(
     with jax.named_scope("ffn"):
         h = rms_norm(x, weights["ffn_norm"], arch.norm_eps)
         with jax.named_scope("gate"):
-            gate = jax.nn.silu(product("BTD,DF->BTF", h, weights["gate"]))
+            gate = product("BTD,DF->BTF", h, weights["gate"])
         with jax.named_scope("up"):
             up = product("BTD,DF->BTF", h, weights["up"])
         with jax.named_scope("down"):
-            return x + product("BTF,FD->BTD", gate * up, weights["down"])
+            return x + _down(gate, up, weights["down"])
+
+
+@functools.partial(jax.checkpoint, prevent_cse=False)
+def _down(gate: jax.Array, up: jax.Array, weight: Any) -> jax.Array:
+    """Of gate and up the backward pass makes all else again: with what silu and the product keep,
+    a layer would have four more arrays of F numbers a token."""
+    return product("BTF,FD->BTD", jax.nn.silu(gate) * up, weight)
 
 
 def _heads(h: jax.Array, weights: Params, name: str, dtype: Any) -> jax.Array:
@@ -365,6 +373,7 @@ def _heads(h: jax.Array, weights: Params, name: str, dtype: Any) -> jax.Array:
         return product("BTD,HQD->BTHQ", h, weights[f"{name}_rows"], dtype)
 
 
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
 @jax.named_scope("norm")
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """x / rms(x) * scale over the last axis, in float32, back in x's dtype."""
