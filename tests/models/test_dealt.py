@@ -171,13 +171,13 @@ def test_blocks_that_plain_xla_visits(monkeypatch, is_dealt, expected):
     """16 blocks of 4 tokens over 4 devices: chunk c has two, which see 2c + 1 and 2c + 2 blocks, so
     c and 7 - c see 34 together. In order, device d has the chunks 2d and 2d + 1."""
     visited = collections.Counter()
-    scores = blockwise._scores
+    seen = blockwise._seen
 
     def counted(*args):
         jax.debug.callback(lambda d: visited.update([int(d)]), jax.lax.axis_index("context"))
-        return scores(*args)
+        return seen(*args)
 
-    monkeypatch.setattr(blockwise, "_scores", counted)
+    monkeypatch.setattr(blockwise, "_seen", counted)
     small = functools.partial(blockwise.blockwise_attention, block=4)
     monkeypatch.setattr(attention_module, "blockwise_attention", small)
     q, k, v = (jnp.ones((1, 64, 1, 2)) for _ in range(3))

@@ -1,6 +1,7 @@
 """The transformer's own promises: packing, decoding, rematerialisation, sharding."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -193,8 +194,29 @@ def test_rematerialisation_saves_memory_and_changes_nothing(one_device):
         ):
             np.testing.assert_allclose(a, b, atol=2e-6 * float(np.abs(b).max()))
     assert bytes_of["block"] < kept_bytes / 3
-    assert bytes_of["block"] < bytes_of["minimal"] < 0.7 * kept_bytes
+    assert bytes_of["block"] < bytes_of["minimal"] < kept_bytes
     assert products_of["minimal"] == kept_products < products_of["block"]
+
+
+def test_without_rematerialisation_a_layer_keeps_each_array_once():
+    """Of a token: the stream before and behind each norm (4 D), gate and up (2 F), queries, keys
+    and values as attention takes them, its output as it gives it and as the product takes it, and
+    the log-sum-exp of each head. Neither silu nor a norm keeps anything beside, and no product has
+    a copy of an operand that others have too."""
+    B, T, D, H, K, Q, F, L = 2, 12, 20, 4, 2, 6, 28, 3
+    sizes = dict(vocab_size=48, width=D, layers=L, heads=H, kv_heads=K, head_dim=Q, ffn=F)
+    model = Transformer(Architecture(**sizes, family="llama"))
+    params = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, jnp.float32), model.declare())
+    rows = one_a_row([list(range(T))] * B, T=T)
+
+    def kept(params):
+        return jax.vjp(lambda params: model.hidden(params, *rows), params)[1]
+
+    weights = {w.shape for w in jax.tree.leaves(params["layers"])}
+    found = [a.shape for a in jax.tree.leaves(jax.eval_shape(kept, params))]
+    of_layers = [s for s in found if s[:1] == (L,) and s not in weights]
+    heads = H * Q, 2 * K * Q, H * Q, H * Q, H
+    assert sum(map(math.prod, of_layers)) == L * B * T * (4 * D + 2 * F + sum(heads))
 
 
 @only("qwen3")
