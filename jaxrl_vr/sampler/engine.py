@@ -31,7 +31,9 @@ from jaxrl_vr.sampler.scheduler import Live, Scheduler
 from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, empty_parts, most_pages
 from jaxrl_vr.types import Finish, Request, Rollout
 
-# Prefilled tokens, padding counted, between two chunks of decode steps: what decodes goes on.
+# Prefilled tokens, padding counted, between two chunks of decode steps, for each slot that waits for
+# them. What decodes goes on while a few prompts are long; but a step costs about the same with many
+# slots that wait, so where they are many they come first.
 _PREFILL_BUDGET = 2048
 
 
@@ -285,7 +287,7 @@ class SlotEngine:
 
     def _prefill(self) -> None:
         """Runs prefill programs: few while others decode, else until something can be decoded."""
-        budget = _PREFILL_BUDGET if self._decoding else math.inf
+        budget = _PREFILL_BUDGET * self._num_waiting if self._decoding else math.inf
         while budget > 0 and (chunks := self._next_chunks()):
             width = chunks[0].width
             rows = max(1, self._sizes.prefill_tokens // width)
@@ -307,7 +309,13 @@ class SlotEngine:
                 self.counters.prefilled_prompts += chunk.is_last
             budget -= width * rows
             if not self._decoding and self._ready():
-                budget = min(budget, _PREFILL_BUDGET)
+                budget = min(budget, _PREFILL_BUDGET * self._num_waiting)
+
+    @property
+    def _num_waiting(self) -> int:
+        """Slots whose texts are not cached yet."""
+        live = self._scheduler.live
+        return sum(s not in self._decoding and self._own(s).missing is not None for s in live)
 
     def _next_chunks(self) -> list[Chunk]:
         """The next chunk of each text that is not cached yet, in the order of their requests."""

@@ -62,6 +62,24 @@ def test_a_long_prompt_does_not_stall_the_rest(make_small, make_request, drain, 
     np.testing.assert_allclose(done[1].logp, expected, atol=1e-5)
 
 
+def test_prompts_that_most_slots_wait_for_are_prefilled_before_the_others_decode(
+    make_small, make_request, drain, one_device
+):
+    """Steps for a quarter of the slots would cost what those for all of them do."""
+    long = make_small(layers=1, max_length=4000)
+    engine = SlotEngine(
+        long.model, long.params, EngineConfig(slots=16, steps_per_call=4), one_device
+    )
+    engine.submit(
+        make_request(4 * p + g, prompt(p, 3000), limit=12, stop_ids=())
+        for p in range(4)
+        for g in range(4)
+    )
+    done = drain(engine)
+    assert engine.counters.decode_steps == 12
+    assert {len(rollout.token_ids) for rollout in done.values()} == {12}
+
+
 def test_the_cache_holds_what_lives_and_not_the_longest_possible(thin, make_request, one_device):
     """Eight slots of up to 90 tokens in a cache of 200: those that are short never wait."""
     config = EngineConfig(slots=8, steps_per_call=4, page_tokens=4, cache_tokens=200)
