@@ -18,7 +18,10 @@ from jaxrl_vr.train.config import RunConfig
 
 NOTHING_FITS = 3
 """Exit code where no plan fits its devices."""
-_SHOWN, _COMPILED = 10, 3
+_SHOWN = 10
+"""Layouts of a search that are listed, and the most of them that are compiled."""
+_WANTED = 3
+"""Compiled layouts that fit, with which a search ends."""
 
 
 def plan_command(
@@ -85,11 +88,18 @@ def _searched(
     if not found:
         print("none fits: use more or larger devices, lower engine.slots, or a smaller model")
     print()
-    plans = [
-        _planned(with_choice(config, chosen, choice), topology, num_slices, stage, chip)
-        for choice, _ in found[:_COMPILED]
-    ]
-    return sorted(plans, key=lambda found: (not found["fits"], found["step"]["step_s"]))
+    plans: list[dict[str, Any]] = []
+    refused: list[dict[str, Any]] = []
+    for choice, _ in found[:_SHOWN]:
+        laid_out = with_choice(config, chosen, choice)
+        one = _planned(laid_out, topology, num_slices, stage, chip)
+        (plans if one["fits"] else refused).append(one)
+        if len(plans) == _WANTED:
+            break
+    if refused:
+        print(f"{len(refused)} of the {len(plans) + len(refused)} that were compiled do not fit\n")
+    # If none does, the first says why.
+    return sorted(plans, key=lambda found: found["step"]["step_s"]) or refused[:1]
 
 
 def _say(text: str) -> None:

@@ -23,6 +23,10 @@ from jaxrl_vr.train.limits import Rollouts
 # Of a chip's peak, in products of the size of training.
 _EFFICIENCY = 0.6
 _LOGITS_CHUNK = 512
+# What the TPU's compiler holds while an update runs (benchmarks/RESULTS.md): gradients of
+# all micro-batches so far, of one, and what the optimizer makes of them; and of the block whose
+# backward pass runs the numbers of its forward pass, of that made again, and their gradients.
+_GRADIENTS, _AT_WORK = 3, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,13 +131,15 @@ def estimate(
     kept = (
         arch.layers
         * {
-            "none": of_layer,
+            "none": tokens * itemsize * _taken_width(arch, choice.tensor),
             "minimal": tokens * itemsize * _kept_width(arch, choice.tensor),
             "block": stream,
         }[choice.remat]
     )
     gathered = 2 * itemsize * N / arch.layers / choice.tensor
     logits = 3 * 4 * min(tokens, _LOGITS_CHUNK) * arch.vocab_size / choice.tensor
+    # Whole on each device of `fsdp`: embedding and head, and the float32 gradients of both.
+    head = (itemsize + 2 * 4) * arch.vocab_size * arch.width / choice.tensor
     of_token = 2 * arch.layers * arch.kv_heads * arch.head_dim * itemsize
     groups = choice.data * choice.fsdp * choice.context
     cached = slots * rollouts.new_tokens + -(-slots // rollouts.samples) * rollouts.prompt_tokens
@@ -146,8 +152,8 @@ def estimate(
         "teacher": 4 * teacher / split,
         "critic": critic_bytes / split,
         "average": 4 * N / split * has_average,
-        "gradients": 4 * N / split,
-        "activations": kept + of_layer + gathered + logits,
+        "gradients": _GRADIENTS * 4 * N / split,
+        "activations": kept + _AT_WORK * of_layer + gathered + logits + head,
         "sampler_weights": view,
         "kv_cache": cache,
     }
@@ -201,8 +207,15 @@ def _layer_width(arch: Architecture, tensor: int) -> float:
     return 4 * arch.width + (3 * heads + 2 * kv + 4 * arch.ffn) / tensor
 
 
+def _taken_width(arch: Architecture, tensor: int) -> float:
+    """Of these, what norms, products and attention take; they make the rest again."""
+    heads = arch.heads * arch.head_dim
+    kv = 2 * arch.kv_heads * arch.head_dim
+    return 4 * arch.width + (3 * heads + kv + 2 * arch.ffn) / tensor
+
+
 def _kept_width(arch: Architecture, tensor: int) -> float:
-    """Of these, the block's input, the products and attention."""
+    """Of a block's forward pass: its input, the products and attention."""
     heads = arch.heads * arch.head_dim
     kv = 2 * arch.kv_heads * arch.head_dim
     return 3 * arch.width + (2 * heads + kv + 2 * arch.ffn) / tensor

@@ -31,9 +31,9 @@ from jaxrl_vr.sampler.scheduler import Live, Scheduler
 from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, empty_parts, most_pages
 from jaxrl_vr.types import Finish, Request, Rollout
 
-# Prefilled tokens, padding counted, between two chunks of decode steps, for each slot that waits for
-# them. What decodes goes on while a few prompts are long; but a step costs about the same with many
-# slots that wait, so where they are many they come first.
+# Prefilled tokens, padding counted, between two chunks of decode steps, for each slot that waits
+# for them. What decodes goes on while a few prompts are long; but a step with few slots costs about
+# what one with all does, so where many wait, their prompts come first.
 _PREFILL_BUDGET = 2048
 
 
