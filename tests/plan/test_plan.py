@@ -14,6 +14,7 @@ from jaxrl_vr.config import load
 from jaxrl_vr.metrics.chips import CHIPS
 from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params
 from jaxrl_vr.models.params import declare
+from jaxrl_vr.plan import command
 from jaxrl_vr.plan import plan as plan_module
 from jaxrl_vr.plan.plan import plan
 from jaxrl_vr.plan.report import axes_of
@@ -163,6 +164,26 @@ def test_choices_are_ranked_and_all_of_them_work(config_file):
         make_mesh(laid_out.mesh, jax.devices())
         assert laid_out.model.remat == choice.remat
         assert plan_module.rl_stage(laid_out, None).micro.rows == choice.rows
+
+
+@pytest.mark.parametrize("refused, code", [(0, 0), (2, 0), (99, 3)])
+def test_a_search_compiles_until_three_layouts_fit(config_file, capsys, monkeypatch, refused, code):
+    compiled = []
+
+    def compile_it(config, topology, **_):
+        compiled.append(config.mesh)
+        stage = plan_module.rl_stage(config, None)
+        found = roofline_plan(config, stage, CHIPS["v5e"], topology, 8)
+        return {**found, "fits": len(compiled) > refused}
+
+    monkeypatch.setattr(command, "plan", compile_it)
+    args = "plan", config_file, "--topology", "v5e:2x4", "--search"
+    text = call(capsys, *args, code=code)
+    assert len(compiled) == min(refused + 3, 10)
+    assert text.count("): fits") == (0 if code else 3)
+    assert text.count("): DOES NOT FIT") == (1 if code else 0)
+    said = f"{len(compiled) if code else refused} of the {len(compiled)} that were compiled do not"
+    assert (said in text) == (refused > 0)
 
 
 def test_a_large_model_is_split(config_file):
