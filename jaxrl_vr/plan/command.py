@@ -19,9 +19,9 @@ from jaxrl_vr.train.config import RunConfig
 NOTHING_FITS = 3
 """Exit code where no plan fits its devices."""
 _SHOWN = 10
-"""Layouts of a search that are listed, and the most of them that are compiled."""
-_WANTED = 3
-"""Compiled layouts that fit, with which a search ends."""
+"""Layouts of a search that are listed."""
+_WANTED, _TRIED = 3, 10
+"""A search ends when so many meshes have a layout that fits, or so many layouts were compiled."""
 
 
 def plan_command(
@@ -90,11 +90,16 @@ def _searched(
     print()
     plans: list[dict[str, Any]] = []
     refused: list[dict[str, Any]] = []
-    for choice, _ in found[:_SHOWN]:
+    with_fit: list[Any] = []
+    for choice, _ in found:
+        if choice.mesh in with_fit:
+            continue
         laid_out = with_choice(config, chosen, choice)
         one = _planned(laid_out, topology, num_slices, stage, chip)
         (plans if one["fits"] else refused).append(one)
-        if len(plans) == _WANTED:
+        if one["fits"]:
+            with_fit.append(choice.mesh)
+        if len(plans) == _WANTED or len(plans) + len(refused) == _TRIED:
             break
     if refused:
         print(f"{len(refused)} of the {len(plans) + len(refused)} that were compiled do not fit\n")

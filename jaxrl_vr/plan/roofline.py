@@ -1,7 +1,8 @@
 """Memory and time of a run by formulas alone: for chips nobody compiles for, and to rank meshes.
 
 Parameters are float32; they and moments are split over `fsdp` and `tensor`, the sampler's copy over
-`tensor`. Exchanges are added to the products, as if nothing ran beside them.
+`tensor`. Exchanges and reads of the weights are added to the products, as if nothing ran beside
+them.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Estimate:
       memory: bytes of a device by what they hold.
       update_s: of a step's updates.
       rollout_s: of a step's sampling, every completion at its limit.
-      bound: of the update: compute or network.
+      bound: what takes most of the update: compute, memory or network.
     """
 
     memory: Mapping[str, float]
@@ -166,6 +167,9 @@ def estimate(
     flops += scores * forward_flops(*work) + 2 * teacher * rows * row_length
     compute = flops / choice.devices / chip.peak_flops / _EFFICIENCY
     network = num_micro * _exchange_s(arch, N, choice, chip, tokens, itemsize)
+    # Each micro-batch reads the weights in every pass, and its gradient is added to the sum.
+    passes = 3 if choice.remat == "block" else 2
+    read = num_micro * (passes * itemsize * N / choice.tensor + 3 * 4 * N / split) / chip.bandwidth
     waves = math.ceil(rollouts.count / slots)
     products = 2 * N * slots / groups / choice.tensor / chip.peak_flops
     step = max((view + cache / 2) / chip.bandwidth, products)
@@ -182,7 +186,10 @@ def estimate(
     prefill = 2 * N * rollouts.prompts * rollouts.prompt_tokens / choice.devices
     rollout = waves * rollouts.new_tokens * step + prefill / chip.peak_flops / _EFFICIENCY
     return Estimate(
-        memory, compute + network, rollout, "network" if network > compute else "compute"
+        memory,
+        compute + read + network,
+        rollout,
+        max((compute, "compute"), (read, "memory"), (network, "network"))[1],
     )
 
 

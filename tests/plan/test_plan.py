@@ -167,7 +167,7 @@ def test_choices_are_ranked_and_all_of_them_work(config_file):
 
 
 @pytest.mark.parametrize("refused, code", [(0, 0), (2, 0), (99, 3)])
-def test_a_search_compiles_until_three_layouts_fit(config_file, capsys, monkeypatch, refused, code):
+def test_a_search_compiles_until_three_meshes_fit(config_file, capsys, monkeypatch, refused, code):
     compiled = []
 
     def compile_it(config, topology, **_):
@@ -180,6 +180,7 @@ def test_a_search_compiles_until_three_layouts_fit(config_file, capsys, monkeypa
     args = "plan", config_file, "--topology", "v5e:2x4", "--search"
     text = call(capsys, *args, code=code)
     assert len(compiled) == min(refused + 3, 10)
+    assert len(set(compiled[refused:])) == len(compiled[refused:])
     assert text.count("): fits") == (0 if code else 3)
     assert text.count("): DOES NOT FIT") == (1 if code else 0)
     said = f"{len(compiled) if code else refused} of the {len(compiled)} that were compiled do not"
