@@ -234,7 +234,3 @@ def _export(args: argparse.Namespace) -> int:
     check_export_folder(args.out)  # before the weights are loaded
     export_once(_config(args), args.init, args.out, args.dtype)
     return 0
-
-
-if __name__ == "__main__":
-    main()

@@ -185,10 +185,10 @@ def _attend_backward(
         # R, T -> N
         mine, mine_gradient = (a.reshape(*a.shape[:2], -1, Q) for a in (mine, mine_gradient))
 
-        def by_query(keys: jax.Array, of_queries: jax.Array) -> jax.Array:
+        def by_query(keys: jax.Array, queries: jax.Array) -> jax.Array:
             """Keys by queries: XLA's CPU copies an operand of a product that is summed over its
             rows, and this way one of three products has such an operand and not two."""
-            found = _product("BKCQ,BKNQ->BKCN", keys, of_queries)
+            found = _product("BKCQ,BKNQ->BKCN", keys, queries)
             return found.reshape(*found.shape[:3], *mine_sum.shape[2:])  # N -> R, T
 
         def step(j: jax.Array, so_far: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -201,8 +201,8 @@ def _attend_backward(
             of_weight = by_query(values, mine_gradient)
             of_scores = weight * (of_weight - mine_weighed[:, :, None]) * Q**-0.5
             weight, of_scores = (
-                a.astype(q.dtype).reshape(*a.shape[:3], -1)  # R, T -> N
-                for a in (weight, of_scores)
+                a.astype(dtype).reshape(*a.shape[:3], -1)  # R, T -> N
+                for a, dtype in ((weight, v.dtype), (of_scores, q.dtype))
             )
             of_q = of_q + _product("BKCN,BKCQ->BKNQ", of_scores, keys)
             add_k = _product("BKCN,BKNQ->BKCQ", of_scores, mine)

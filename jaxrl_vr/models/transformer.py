@@ -102,7 +102,7 @@ class Transformer:
       dtype: compute dtype of blocks and head; log-probs are float32 whatever it is.
       remat: what the backward pass computes again of each block: "block" all from its input, for
         about a third more products and L times less memory; "minimal" all but products and
-        attention.
+        attention; "none" norms and the activation, which cost little.
       attention: what the learner's pass attends with.
     """
 
@@ -360,8 +360,9 @@ def block(
 
 @functools.partial(jax.checkpoint, prevent_cse=False)
 def _down(gate: jax.Array, up: jax.Array, weight: Any) -> jax.Array:
-    """Of gate and up the backward pass makes all else again: with what silu and the product keep,
-    a layer would have four more arrays of F numbers a token."""
+    """Keeps gate and up alone for the backward pass; silu and the product would keep four more
+    arrays of F numbers a token. Within the scan over layers nothing is merged with what it makes
+    again, so that `prevent_cse` is not needed."""
     return product("BTF,FD->BTD", jax.nn.silu(gate) * up, weight)
 
 

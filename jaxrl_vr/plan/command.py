@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import jax
 from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.plan.plan import plan, rl_stage
 from jaxrl_vr.plan.report import table
+from jaxrl_vr.plan.roofline import Choice
 from jaxrl_vr.plan.search import ranked, roofline_plan, with_choice
 from jaxrl_vr.plan.topology import chip_of, num_devices
 from jaxrl_vr.train.config import RunConfig
@@ -20,8 +22,9 @@ NOTHING_FITS = 3
 """Exit code where no plan fits its devices."""
 _SHOWN = 10
 """Layouts of a search that are listed."""
-_WANTED, _TRIED = 3, 10
-"""A search ends when so many meshes have a layout that fits, or so many layouts were compiled."""
+_WANTED, _TRIED, _REFUSALS = 3, 10, 3
+"""A search ends when so many meshes have a layout that fits, or so many layouts were compiled, and
+leaves a mesh after so many of its layouts did not fit."""
 
 
 def plan_command(
@@ -88,23 +91,44 @@ def _searched(
     if not found:
         print("none fits: use more or larger devices, lower engine.slots, or a smaller model")
     print()
-    plans: list[dict[str, Any]] = []
-    refused: list[dict[str, Any]] = []
-    with_fit: list[Any] = []
-    for choice, _ in found:
-        if choice.mesh in with_fit:
-            continue
-        laid_out = with_choice(config, chosen, choice)
-        one = _planned(laid_out, topology, num_slices, stage, chip)
-        (plans if one["fits"] else refused).append(one)
-        if one["fits"]:
-            with_fit.append(choice.mesh)
-        if len(plans) == _WANTED or len(plans) + len(refused) == _TRIED:
-            break
+
+    def compiled(choice: Choice) -> dict[str, Any]:
+        return _planned(with_choice(config, chosen, choice), topology, num_slices, stage, chip)
+
+    fitting, refused = first_fitting([choice for choice, _ in found], compiled)
     if refused:
-        print(f"{len(refused)} of the {len(plans) + len(refused)} that were compiled do not fit\n")
+        print(
+            f"{len(refused)} of the {len(fitting) + len(refused)} that were compiled do not fit\n"
+        )
     # If none does, the first says why.
-    return sorted(plans, key=lambda found: found["step"]["step_s"]) or refused[:1]
+    return sorted(fitting, key=lambda plan: plan["step"]["step_s"]) or refused[:1]
+
+
+def first_fitting(
+    ranking: Sequence[Choice], compiled: Callable[[Choice], dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Plans of the first meshes of a ranking that fit, one a mesh, and of what did not fit.
+
+    What needs more than a refused layout, by its rows, is passed over, and a mesh that was refused
+    three times as well.
+
+    Args:
+      ranking: the best first.
+      compiled: makes a choice's plan.
+    """
+    fitting: list[tuple[Choice, dict[str, Any]]] = []
+    refused: list[tuple[Choice, dict[str, Any]]] = []
+    for choice in ranking:
+        like_it = [c for c, _ in refused if c.mesh == choice.mesh]
+        is_larger = any(c.remat == choice.remat and c.rows <= choice.rows for c in like_it)
+        has_fit = any(c.mesh == choice.mesh for c, _ in fitting)
+        if has_fit or is_larger or len(like_it) == _REFUSALS:
+            continue
+        plan = compiled(choice)
+        (fitting if plan["fits"] else refused).append((choice, plan))
+        if len(fitting) == _WANTED or len(fitting) + len(refused) == _TRIED:
+            break
+    return [plan for _, plan in fitting], [plan for _, plan in refused]
 
 
 def _say(text: str) -> None:

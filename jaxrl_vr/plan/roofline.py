@@ -2,7 +2,8 @@
 
 Parameters are float32; they and moments are split over `fsdp` and `tensor`, the sampler's copy over
 `tensor`. Exchanges and reads of the weights are added to the products, as if nothing ran beside
-them.
+them. What is at work in an update follows what TPUs' compiler allots (benchmarks/RESULTS.md, "An
+update on TPU v5e"): "activations" are all of it that is no gradient.
 """
 
 from __future__ import annotations
@@ -24,10 +25,8 @@ from jaxrl_vr.train.limits import Rollouts
 # Of a chip's peak, in products of the size of training.
 _EFFICIENCY = 0.6
 _LOGITS_CHUNK = 512
-# What the TPU's compiler holds while an update runs (benchmarks/RESULTS.md): gradients of
-# all micro-batches so far, of one, and what the optimizer makes of them; and of the block whose
-# backward pass runs the numbers of its forward pass, of that made again, and their gradients.
-_GRADIENTS, _AT_WORK = 3, 3
+# Numbers of a block at work in its backward pass: of its forward pass made again, and gradients.
+_AT_WORK = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +138,11 @@ def estimate(
     )
     gathered = 2 * itemsize * N / arch.layers / choice.tensor
     logits = 3 * 4 * min(tokens, _LOGITS_CHUNK) * arch.vocab_size / choice.tensor
-    # Whole on each device of `fsdp`: embedding and head, and the float32 gradients of both.
-    head = (itemsize + 2 * 4) * arch.vocab_size * arch.width / choice.tensor
+    # Embedding and head are whole on each device of `fsdp`, and so is each one's float32 gradient.
+    tables = itemsize * (1 if arch.tied else 2) + 2 * 4 * (choice.fsdp > 1)
+    head = tables * arch.vocab_size * arch.width / choice.tensor
+    # Beside the sum of the gradients, those of a micro-batch and what the optimizer makes of them.
+    copies = (1 + (num_micro > 1)) * 4 * N / split
     of_token = 2 * arch.layers * arch.kv_heads * arch.head_dim * itemsize
     groups = choice.data * choice.fsdp * choice.context
     cached = slots * rollouts.new_tokens + -(-slots // rollouts.samples) * rollouts.prompt_tokens
@@ -153,8 +155,8 @@ def estimate(
         "teacher": 4 * teacher / split,
         "critic": critic_bytes / split,
         "average": 4 * N / split * has_average,
-        "gradients": _GRADIENTS * 4 * N / split,
-        "activations": kept + _AT_WORK * of_layer + gathered + logits + head,
+        "gradients": 4 * N / split,
+        "activations": kept + _AT_WORK * of_layer + gathered + logits + head + copies,
         "sampler_weights": view,
         "kv_cache": cache,
     }

@@ -55,7 +55,7 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
     """The devices of a TPU topology.
 
     Raises:
-      ValueError: libtpu does not know it, or is not installed.
+      ValueError: libtpu does not know it, is not installed, or is in use.
     """
     chip_of(topology)
     if not has_libtpu():
@@ -69,6 +69,11 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
         found = topologies.get_topology_desc(topology, "tpu", **more)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:300]
+        if "lockfile" in str(error):
+            raise ValueError(
+                "libtpu serves one process at a time, and another seems to use it; wait until it "
+                f"has ended, or if there is none, remove the file: {reason}"
+            ) from None
         raise ValueError(f"topology {topology!r}: libtpu does not make it: {reason}") from None
     return list(found.devices)
 

@@ -31,9 +31,8 @@ from jaxrl_vr.sampler.scheduler import Live, Scheduler
 from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, empty_parts, most_pages
 from jaxrl_vr.types import Finish, Request, Rollout
 
-# Prefilled tokens, padding counted, between two chunks of decode steps, for each slot that waits
-# for them. What decodes goes on while a few prompts are long; but a step with few slots costs about
-# what one with all does, so where many wait, their prompts come first.
+# Prefilled tokens of a part, padding counted, between two chunks of decode steps: what decodes goes
+# on while a few prompts are long.
 _PREFILL_BUDGET = 2048
 
 
@@ -287,7 +286,7 @@ class SlotEngine:
 
     def _prefill(self) -> None:
         """Runs prefill programs: few while others decode, else until something can be decoded."""
-        budget = _PREFILL_BUDGET * self._num_waiting if self._decoding else math.inf
+        budget = self._prefill_budget() if self._decoding else math.inf
         while budget > 0 and (chunks := self._next_chunks()):
             width = chunks[0].width
             rows = max(1, self._sizes.prefill_tokens // width)
@@ -309,13 +308,19 @@ class SlotEngine:
                 self.counters.prefilled_prompts += chunk.is_last
             budget -= width * rows
             if not self._decoding and self._ready():
-                budget = min(budget, _PREFILL_BUDGET * self._num_waiting)
+                budget = min(budget, self._prefill_budget())
 
-    @property
-    def _num_waiting(self) -> int:
-        """Slots whose texts are not cached yet."""
-        live = self._scheduler.live
-        return sum(s not in self._decoding and self._own(s).missing is not None for s in live)
+    def _prefill_budget(self) -> int:
+        """A step with few slots costs about what one with all does. So where more slots wait for
+        their texts than decode, as when a batch begins, each that waits adds to the budget."""
+        waiting = Counter(
+            slot // self._part_slots
+            for slot in self._scheduler.live
+            if slot not in self._decoding and self._own(slot).missing is not None
+        )
+        if waiting.total() <= len(self._decoding):
+            return _PREFILL_BUDGET
+        return _PREFILL_BUDGET * max(waiting.values())
 
     def _next_chunks(self) -> list[Chunk]:
         """The next chunk of each text that is not cached yet, in the order of their requests."""

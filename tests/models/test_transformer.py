@@ -194,7 +194,8 @@ def test_rematerialisation_saves_memory_and_changes_nothing(one_device):
         ):
             np.testing.assert_allclose(a, b, atol=2e-6 * float(np.abs(b).max()))
     assert bytes_of["block"] < kept_bytes / 3
-    assert bytes_of["block"] < bytes_of["minimal"] < kept_bytes
+    # What each keeps is counted in the next test; here are also the products' own temporaries.
+    assert bytes_of["block"] < bytes_of["minimal"] < 0.8 * kept_bytes
     assert products_of["minimal"] == kept_products < products_of["block"]
 
 
