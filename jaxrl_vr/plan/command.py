@@ -14,7 +14,7 @@ from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.plan.plan import plan, rl_stage
 from jaxrl_vr.plan.report import table
 from jaxrl_vr.plan.roofline import Choice
-from jaxrl_vr.plan.search import ranked, roofline_plan, with_choice
+from jaxrl_vr.plan.search import NothingFits, ranked, roofline_plan, with_choice
 from jaxrl_vr.plan.topology import chip_of, num_devices
 from jaxrl_vr.train.config import RunConfig
 
@@ -79,7 +79,11 @@ def _searched(
 ) -> list[dict[str, Any]]:
     """Plans of the best choices; their ranking is printed first."""
     chosen = rl_stage(config, stage)
-    found = ranked(config, chosen, chip, num_devices(topology, num_slices))
+    try:
+        found = ranked(config, chosen, chip, num_devices(topology, num_slices))
+    except NothingFits as error:
+        print(error)
+        return []
     print(f"{len(found)} layouts fit by formulas; the fastest, estimates of a step")
     for choice, one in found[:_SHOWN]:
         mesh = " ".join(f"{name}={size}" for name, size in choice.mesh.items()) or "one device"
@@ -88,8 +92,6 @@ def _searched(
             f"{one.step_s:>9.1f} s, update {one.update_s:.1f} s ({one.bound}), "
             f"rollout {one.rollout_s:.1f} s, {one.total_bytes / 1e9:.1f} GB"
         )
-    if not found:
-        print("none fits: use more or larger devices, lower engine.slots, or a smaller model")
     print()
 
     def compiled(choice: Choice) -> dict[str, Any]:

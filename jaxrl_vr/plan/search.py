@@ -28,6 +28,21 @@ _HEADROOM = 0.9
 """Of a chip's memory, that formulas may fill."""
 
 
+class NothingFits(Exception):
+    """No layout fits by formulas; says which takes least, and of what."""
+
+    def __init__(self, choice: Choice, smallest: Estimate, chip: Chip):
+        mesh = ", ".join(f"{name} = {size}" for name, size in choice.mesh.items()) or "one device"
+        parts = sorted(smallest.memory.items(), key=lambda part: -part[1])[:3]
+        most = ", ".join(f"{name.replace('_', ' ')} {size / 1e9:.1f}" for name, size in parts)
+        super().__init__(
+            f"none fits by formulas: the smallest ({mesh}, rows {choice.rows}, remat "
+            f"{choice.remat}) takes {smallest.total_bytes / 1e9:.1f} GB of a device, of which "
+            f"{_HEADROOM:.0%} of {chip.memory_bytes / 1e9:.1f} may be filled; most are {most}. "
+            "Use more or larger devices, or a smaller model"
+        )
+
+
 def ranked(
     config: RunConfig, stage: RlStage, chip: Chip, num_devices: int
 ) -> list[tuple[Choice, Estimate]]:
@@ -35,6 +50,7 @@ def ranked(
 
     Raises:
       ValueError: none can run, whatever memory there is.
+      NothingFits: none fits.
     """
     arch, rollouts, row_length = _sizes(config, stage)
     moments = moment_bytes(stage.optimizer, Transformer(arch).declare())
@@ -54,6 +70,9 @@ def ranked(
     if not found:
         raise ValueError(f"--search: none of the layouts can run; of the last: {refused}")
     fitting = [one for one in found if one[1].total_bytes <= _HEADROOM * chip.memory_bytes]
+    if not fitting:
+        choice, smallest = min(found, key=lambda one: one[1].total_bytes)
+        raise NothingFits(choice, smallest, chip)
     return sorted(fitting, key=lambda one: one[1].step_s)
 
 

@@ -256,6 +256,17 @@ def test_a_search_gives_up_after_ten():
     assert len(found) == 1 and len(others) == 9
 
 
+def test_a_search_in_which_nothing_fits_says_what_takes_least(config_file, capsys):
+    large = ["model.width=16384", "model.heads=128", "model.layers=96", "model.ffn=53248"]
+    args = "plan", config_file, *large, "--topology", "h100:8", "--search"
+    text = call(capsys, *args, code=3)
+    assert re.match(
+        r"none fits by formulas: the smallest \((fsdp|tensor) = .*, rows \d+, remat block\) takes "
+        r"\d+\.\d GB of a device, of which 90% of 80\.0 may be filled; most are optimizer ",
+        text,
+    )
+
+
 @pytest.mark.parametrize("fits, code", [(True, 0), (False, 3)])
 def test_a_search_prints_the_plans_that_fit_or_why_none_does(
     config_file, capsys, monkeypatch, fits, code
