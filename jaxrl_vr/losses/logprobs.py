@@ -64,8 +64,9 @@ def token_logprob(logits: jax.Array, token: jax.Array) -> jax.Array:
     [-1.3863]
     """
     check("NV, N", logits=logits, token=token)
-    above, logsumexp = _above_peak(logits)
-    return _at_token(above, jnp.asarray(token)) - logsumexp[:, 0]
+    above = _above(logits, jax.lax.stop_gradient(jnp.max(logits, axis=1)))
+    chosen = jnp.sum(_only(above, jnp.asarray(token)), axis=1)
+    return chosen - jnp.log(jnp.sum(jnp.exp(above), axis=1))
 
 
 def token_logprobs(
@@ -154,14 +155,13 @@ def _put_or_drop(array: jax.Array, order: jax.Array, values: jax.Array) -> jax.A
     return array.at[order].set(values, mode="drop")
 
 
-def _above_peak(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """[N, V] logits less each row's largest, and [N, 1] the log-sum-exp of what is left.
+def _above(logits: jax.Array, peak: jax.Array) -> jax.Array:
+    """[N, V] logits less each row's largest.
 
-    Differences of the two keep the digits of likely tokens and of small entropies, which are lost
-    beside large logits.
+    Differences of these and the log-sum-exp of them keep the digits of likely tokens and of small
+    entropies, which are lost beside large logits.
     """
-    above = logits - jax.lax.stop_gradient(jnp.max(logits, axis=1, keepdims=True))
-    return above, jnp.log(jnp.sum(jnp.exp(above), axis=1, keepdims=True))
+    return logits - peak[:, None]
 
 
 def _is_token(logits: jax.Array, token: jax.Array) -> jax.Array:
@@ -169,10 +169,10 @@ def _is_token(logits: jax.Array, token: jax.Array) -> jax.Array:
     return jax.lax.broadcasted_iota(token.dtype, logits.shape, 1) == token[:, None]
 
 
-def _at_token(logits: jax.Array, token: jax.Array) -> jax.Array:
-    """[N, V] -> [N]. A sum over the vocabulary and no gather: where devices share the vocabulary,
-    a gather would bring all logits to each of them."""
-    return jnp.sum(jnp.where(_is_token(logits, token), logits, 0.0), axis=1)
+def _only(logits: jax.Array, token: jax.Array) -> jax.Array:
+    """[N, V], the logit of the token and zeros beside it, to be summed. No gather: where devices
+    share the vocabulary, it would bring all logits to each of them."""
+    return jnp.where(_is_token(logits, token), logits, 0.0)
 
 
 def _sums(*terms: jax.Array) -> Sequence[jax.Array]:
@@ -207,10 +207,9 @@ def _forward(hidden, head, token, temperature, is_wanted, chunk):
         def compute():
             logits = scaled_logits(hidden, head, temperature)
             peak = jnp.max(logits, axis=1)
-            above = logits - peak[:, None]
+            above = _above(logits, peak)
             weight = jnp.exp(above)
-            chosen = jnp.where(_is_token(logits, token), above, 0.0)
-            mass, weighed, chosen = _sums(weight, weight * above, chosen)
+            mass, weighed, chosen = _sums(weight, weight * above, _only(above, token))
             logsumexp = jnp.log(mass)
             logp, entropy = chosen - logsumexp, logsumexp - weighed / mass
             logp, entropy = (jnp.where(is_wanted, a, 0.0) for a in (logp, entropy))

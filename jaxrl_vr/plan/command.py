@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,13 @@ from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.plan.plan import plan, rl_stage
 from jaxrl_vr.plan.report import table
 from jaxrl_vr.plan.roofline import Choice
-from jaxrl_vr.plan.search import NothingFits, ranked, roofline_plan, with_choice
+from jaxrl_vr.plan.search import (
+    NothingFits,
+    first_fitting,
+    ranked,
+    roofline_plan,
+    with_choice,
+)
 from jaxrl_vr.plan.topology import chip_of, num_devices
 from jaxrl_vr.train.config import RunConfig
 
@@ -22,9 +27,6 @@ NOTHING_FITS = 3
 """Exit code where no plan fits its devices."""
 _SHOWN = 10
 """Layouts of a search that are listed."""
-_WANTED, _TRIED, _REFUSALS = 3, 10, 3
-"""A search ends when so many meshes have a layout that fits, or so many layouts were compiled, and
-leaves a mesh after so many of its layouts did not fit."""
 
 
 def plan_command(
@@ -104,33 +106,6 @@ def _searched(
         )
     # If none does, the first says why.
     return sorted(fitting, key=lambda plan: plan["step"]["step_s"]) or refused[:1]
-
-
-def first_fitting(
-    ranking: Sequence[Choice], compiled: Callable[[Choice], dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Plans of the first meshes of a ranking that fit, one a mesh, and of what did not fit.
-
-    What needs more than a refused layout, by its rows, is passed over, and a mesh that was refused
-    three times as well.
-
-    Args:
-      ranking: the best first.
-      compiled: makes a choice's plan.
-    """
-    fitting: list[tuple[Choice, dict[str, Any]]] = []
-    refused: list[tuple[Choice, dict[str, Any]]] = []
-    for choice in ranking:
-        like_it = [c for c, _ in refused if c.mesh == choice.mesh]
-        is_larger = any(c.remat == choice.remat and c.rows <= choice.rows for c in like_it)
-        has_fit = any(c.mesh == choice.mesh for c, _ in fitting)
-        if has_fit or is_larger or len(like_it) == _REFUSALS:
-            continue
-        plan = compiled(choice)
-        (fitting if plan["fits"] else refused).append((choice, plan))
-        if len(fitting) == _WANTED or len(fitting) + len(refused) == _TRIED:
-            break
-    return [plan for _, plan in fitting], [plan for _, plan in refused]
 
 
 def _say(text: str) -> None:

@@ -157,11 +157,15 @@ def _seconds(one: Collective, chip: Chip, mesh: jax.sharding.Mesh) -> float:
     return twice * one.bytes * (n - 1) / n / bandwidth
 
 
+def mesh_text(mesh: Mapping[str, int]) -> str:
+    """Axes of a mesh and their sizes, to read."""
+    return ", ".join(f"{name} = {size}" for name, size in mesh.items()) or "one device"
+
+
 def table(found: Mapping[str, Any]) -> str:
     """A plan to read, from its JSON."""
-    mesh = ", ".join(f"{name} = {size}" for name, size in found["mesh"].items()) or "one device"
     lines = [
-        f"{found['model']} on {found['topology']} ({mesh}): "
+        f"{found['model']} on {found['topology']} ({mesh_text(found['mesh'])}): "
         + ("fits" if found["fits"] else "DOES NOT FIT"),
         f"  {found['plan']}; every time is an estimate",
         "",

@@ -52,6 +52,11 @@ class Choice:
         return self.data * self.fsdp * self.context * self.tensor
 
     @property
+    def passes(self) -> int:
+        """Over the weights in each micro-batch: forward, backward, and forward again."""
+        return 3 if self.remat == "block" else 2
+
+    @property
     def mesh(self) -> dict[str, int]:
         """Its axes that split something."""
         sizes = {n: getattr(self, n) for n in ("data", "fsdp", "context", "tensor")}
@@ -170,8 +175,11 @@ def estimate(
     compute = flops / choice.devices / chip.peak_flops / _EFFICIENCY
     network = num_micro * _exchange_s(arch, N, choice, chip, tokens, itemsize)
     # Each micro-batch reads the weights in every pass, and its gradient is added to the sum.
-    passes = 3 if choice.remat == "block" else 2
-    read = num_micro * (passes * itemsize * N / choice.tensor + 3 * 4 * N / split) / chip.bandwidth
+    read = (
+        num_micro
+        * (choice.passes * itemsize * N / choice.tensor + 3 * 4 * N / split)
+        / chip.bandwidth
+    )
     waves = math.ceil(rollouts.count / slots)
     products = 2 * N * slots / groups / choice.tensor / chip.peak_flops
     step = max((view + cache / 2) / chip.bandwidth, products)
@@ -234,8 +242,7 @@ def _exchange_s(
     arch: Architecture, N: int, choice: Choice, chip: Chip, tokens: float, itemsize: int
 ) -> float:
     """Of one micro-batch: weights gathered and gradients scattered, activations of `tensor`."""
-    passes = 3 if choice.remat == "block" else 2
-    moved = 0.0
+    passes, moved = choice.passes, 0.0
     if choice.fsdp > 1:
         share = (choice.fsdp - 1) / choice.fsdp
         moved += share * N / choice.tensor * (passes * itemsize + 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from jaxrl_vr.models.flops import num_params
 from jaxrl_vr.models.params import is_param
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import architecture, teacher
+from jaxrl_vr.plan.report import mesh_text
 from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
 from jaxrl_vr.train.check import check_sizes
@@ -26,19 +28,22 @@ from jaxrl_vr.train.rl_stage import RlStage
 
 _HEADROOM = 0.9
 """Of a chip's memory, that formulas may fill."""
+_WANTED, _TRIED, _REFUSALS = 3, 10, 3
+"""A search ends when so many meshes have a layout that fits, or so many layouts were compiled, and
+leaves a mesh after so many of its layouts did not fit."""
 
 
 class NothingFits(Exception):
     """No layout fits by formulas; says which takes least, and of what."""
 
     def __init__(self, choice: Choice, smallest: Estimate, chip: Chip):
-        mesh = ", ".join(f"{name} = {size}" for name, size in choice.mesh.items()) or "one device"
         parts = sorted(smallest.memory.items(), key=lambda part: -part[1])[:3]
         most = ", ".join(f"{name.replace('_', ' ')} {size / 1e9:.1f}" for name, size in parts)
+        layout = f"{mesh_text(choice.mesh)}, rows {choice.rows}, remat {choice.remat}"
         super().__init__(
-            f"none fits by formulas: the smallest ({mesh}, rows {choice.rows}, remat "
-            f"{choice.remat}) takes {smallest.total_bytes / 1e9:.1f} GB of a device, of which "
-            f"{_HEADROOM:.0%} of {chip.memory_bytes / 1e9:.1f} may be filled; most are {most}. "
+            f"none fits by formulas: the smallest ({layout}) takes "
+            f"{smallest.total_bytes / 1e9:.1f} GB of a device, of which {_HEADROOM:.0%} of "
+            f"{chip.memory_bytes / 1e9:.1f} may be filled; most are {most}. "
             "Use more or larger devices, or a smaller model"
         )
 
@@ -74,6 +79,33 @@ def ranked(
         choice, smallest = min(found, key=lambda one: one[1].total_bytes)
         raise NothingFits(choice, smallest, chip)
     return sorted(fitting, key=lambda one: one[1].step_s)
+
+
+def first_fitting(
+    ranking: Sequence[Choice], compiled: Callable[[Choice], dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Plans of the first meshes of a ranking that fit, one a mesh, and of what did not fit.
+
+    What needs more than a refused layout, by its rows, is passed over, and a mesh that was refused
+    three times as well.
+
+    Args:
+      ranking: the best first.
+      compiled: makes a choice's plan.
+    """
+    fitting: list[tuple[Choice, dict[str, Any]]] = []
+    refused: list[tuple[Choice, dict[str, Any]]] = []
+    for choice in ranking:
+        like_it = [c for c, _ in refused if c.mesh == choice.mesh]
+        is_larger = any(c.remat == choice.remat and c.rows <= choice.rows for c in like_it)
+        has_fit = any(c.mesh == choice.mesh for c, _ in fitting)
+        if has_fit or is_larger or len(like_it) == _REFUSALS:
+            continue
+        plan = compiled(choice)
+        (fitting if plan["fits"] else refused).append((choice, plan))
+        if len(fitting) == _WANTED or len(fitting) + len(refused) == _TRIED:
+            break
+    return [plan for _, plan in fitting], [plan for _, plan in refused]
 
 
 def with_choice(config: RunConfig, stage: RlStage, choice: Choice) -> RunConfig:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from pages_by_hand import ByHand
 
+from jaxrl_vr.models import quantized, transformer
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import init, shardings
 from jaxrl_vr.models.transformer import Transformer, rms_norm
@@ -170,7 +171,7 @@ def test_view_has_the_learners_head(tiny):
 # Rematerialisation, dtype, sharding
 
 
-def test_rematerialisation_saves_memory_and_changes_nothing(one_device):
+def test_rematerialisation_saves_memory_and_changes_nothing(one_device, monkeypatch):
     sizes = dict(vocab_size=48, width=32, layers=8, heads=4, kv_heads=4, head_dim=8, ffn=128)
     model = Transformer(Architecture(**sizes, family="qwen3"))
     params = init(model.declare(), jax.random.key(0), TRAIN_RULES, one_device)
@@ -194,8 +195,17 @@ def test_rematerialisation_saves_memory_and_changes_nothing(one_device):
         ):
             np.testing.assert_allclose(a, b, atol=2e-6 * float(np.abs(b).max()))
     assert bytes_of["block"] < kept_bytes / 3
-    # What each keeps is counted in the next test; here are also the products' own temporaries.
-    assert bytes_of["block"] < bytes_of["minimal"] < 0.8 * kept_bytes
+    # Beside a layer whose parts keep whatever they compute.
+    for module, part in (
+        (transformer, "_down"),
+        (transformer, "rms_norm"),
+        (quantized, "_of_tokens"),
+    ):
+        monkeypatch.setattr(module, part, getattr(module, part).__wrapped__)
+    everything_bytes = run("none")[2]
+    assert kept_bytes < 0.9 * everything_bytes
+    assert bytes_of["block"] < bytes_of["minimal"] < 0.7 * everything_bytes
+    assert bytes_of["minimal"] < kept_bytes
     assert products_of["minimal"] == kept_products < products_of["block"]
 
 

@@ -23,7 +23,7 @@ from jaxrl_vr.plan import topology as topology_module
 from jaxrl_vr.plan.plan import plan
 from jaxrl_vr.plan.report import axes_of
 from jaxrl_vr.plan.roofline import Choice, estimate
-from jaxrl_vr.plan.search import ranked, roofline_plan, with_choice
+from jaxrl_vr.plan.search import first_fitting, ranked, roofline_plan, with_choice
 from jaxrl_vr.plan.topology import chip_of, mesh_of, num_devices
 from jaxrl_vr.sharding import MeshConfig, axis_sizes, make_mesh
 from jaxrl_vr.train.config import RunConfig
@@ -245,14 +245,14 @@ def test_which_layouts_a_search_compiles(refused, compiled, fitting):
         tried.append(f"{choice.data} {choice.rows} {choice.remat}")
         return {"fits": tried[-1] not in refused}
 
-    found, others = command.first_fitting(ranking, compile_it)
+    found, others = first_fitting(ranking, compile_it)
     assert tried == compiled
     assert len(found) == fitting and len(others) == len(refused)
 
 
 def test_a_search_gives_up_after_ten():
     ranking = [laid_out(data, 1, 8) for data in range(1, 20)]
-    found, others = command.first_fitting(ranking, lambda choice: {"fits": choice.data == 4})
+    found, others = first_fitting(ranking, lambda choice: {"fits": choice.data == 4})
     assert len(found) == 1 and len(others) == 9
 
 
