@@ -374,8 +374,9 @@ def _heads(h: jax.Array, weights: Params, name: str, dtype: Any) -> jax.Array:
         return product("BTD,HQD->BTHQ", h, weights[f"{name}_rows"], dtype)
 
 
-@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
+# The scope is the outer one, so that profiles have it right below its layer.
 @jax.named_scope("norm")
+@functools.partial(jax.checkpoint, prevent_cse=False, static_argnums=2)
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
     """x / rms(x) * scale over the last axis, in float32, back in x's dtype."""
     x32 = x.astype(jnp.float32)
