@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxrl_vr.models.distinct import Distinct
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages, empty_pages
 from jaxrl_vr.models.params import Param, Params
 
@@ -27,7 +28,12 @@ class UniformModel:
         return {"head": Param((self.vocab_size, 1), ("vocab", "embed"), 0.0, "head")}
 
     def hidden(
-        self, params: Params, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+        self,
+        params: Params,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        distinct: Distinct | None = None,
     ) -> jax.Array:
         """[B, T] -> [B, T, 1] ones."""
         return jnp.ones((*tokens.shape, 1))

@@ -22,6 +22,7 @@ from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.attention import Backend, attention, takes_dealt
 from jaxrl_vr.models.blockwise import ATTENDED
 from jaxrl_vr.models.dealt import collect, deal
+from jaxrl_vr.models.distinct import Distinct, in_rows, of_tokens
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages, empty_pages
 from jaxrl_vr.models.params import Params, declare
 from jaxrl_vr.models.quantized import product, quantized_layer
@@ -52,9 +53,14 @@ class Model(Protocol):
         ...
 
     def hidden(
-        self, params: Params, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+        self,
+        params: Params,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        distinct: Distinct | None = None,
     ) -> jax.Array:
-        """[B, T] packed rows -> [B, T, D] final hidden states."""
+        """[B, T] packed rows -> [B, T, D] final hidden states; of `distinct` tokens each once."""
         ...
 
     def head(self, params: Params) -> jax.Array:
@@ -124,7 +130,12 @@ class Transformer:
         return declare(self.arch)
 
     def hidden(
-        self, params: Params, tokens: jax.Array, positions: jax.Array, segment_ids: jax.Array
+        self,
+        params: Params,
+        tokens: jax.Array,
+        positions: jax.Array,
+        segment_ids: jax.Array,
+        distinct: Distinct | None = None,
     ) -> jax.Array:
         """Final hidden states of packed rows.
 
@@ -133,6 +144,8 @@ class Transformer:
           tokens: [B, T] int32.
           positions: [B, T] int32, place of each token in its own segment.
           segment_ids: [B, T] int32; 0 is padding. Segments do not see each other.
+          distinct: which tokens repeat others, and are then computed once; rows may not be split
+            over `context`. None: none is looked for.
 
         Returns:
           [B, T, D] in the compute dtype.
@@ -140,11 +153,18 @@ class Transformer:
         check("BT, BT, BT", tokens=tokens, positions=positions, segment_ids=segment_ids)
         is_dealt = takes_dealt(tokens.shape[1], self.attention)
         if is_dealt:
+            assert distinct is None, "tokens of dealt rows are not looked at"
             tokens, positions, segment_ids = map(deal, (tokens, positions, segment_ids))
+        if distinct is not None:  # [B, T] -> [R, U], as all of the stream
+            tokens, positions = (of_tokens(a, distinct) for a in (tokens, positions))
         rotary = rotary_angles(self.arch, positions)
 
         def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attention(q, k, v, segment_ids, self.attention, is_dealt=is_dealt)
+            if distinct is not None:
+                q = in_rows(q, distinct, only_place=True)
+                k, v = (in_rows(a, distinct) for a in (k, v))
+            out = attention(q, k, v, segment_ids, self.attention, is_dealt=is_dealt)
+            return out if distinct is None else of_tokens(out, distinct)
 
         def step(x: jax.Array, weights: Params) -> tuple[jax.Array, None]:
             x = block(self.arch, self._cast(weights), x, rotary, attend)
@@ -159,7 +179,8 @@ class Transformer:
             x, _ = jax.lax.scan(step, x, params["layers"])
         if is_dealt:
             x = collect(x)
-        return rms_norm(x, self._cast(params["norm"]), self.arch.norm_eps)
+        x = rms_norm(x, self._cast(params["norm"]), self.arch.norm_eps)
+        return x if distinct is None else in_rows(x, distinct)
 
     def head(self, params: Params) -> jax.Array:
         """The LM head, [V, D], in the compute dtype."""

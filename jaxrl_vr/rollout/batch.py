@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_vr.arrays import pytree_dataclass
+from jaxrl_vr.rollout.distinct import distinct_tokens
 
 
 @pytree_dataclass
@@ -39,9 +40,13 @@ class Batch:
     selected: jax.Array | None  # [M, b, T] bool, tokens that the objective treats apart; None: none
     temperature: jax.Array  # [M, b, T] float32
     version: jax.Array  # [M, b, T] int32, version of the weights that sampled the token
+    # Tokens that repeat others (distinct.py); None: each is computed where it stands.
+    distinct_place: jax.Array | None = None  # [M, R, U] int32, a place of each
+    distinct_token: jax.Array | None = None  # [M, b, T] int32, which of them stands where
 
 
 _OPTIONAL = "ref_logp", "old_value", "returns", "imitation", "selected"
+_DISTINCT = "distinct_place", "distinct_token"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +83,9 @@ class Shape:
 
     row_length: int  # T
     rows: int  # b
+    parts: int | None = None
+    """R, equal parts of the rows, one for each of the devices that share them: tokens that stand
+    in a part more than once behind the same prefix are computed once. None: none is looked for."""
 
     @property
     def tokens(self) -> int:
@@ -85,14 +93,19 @@ class Shape:
         return self.row_length * self.rows
 
 
-def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
+def pack(
+    lengths: Sequence[int], row_length: int, groups: Sequence[int] | None = None
+) -> list[list[int]]:
     """Places sequences into rows, the longest first, each into the first row with room.
 
-    A function of the lengths alone, so that the same rollouts always give the same rows.
+    A function of its arguments alone, so that the same rollouts always give the same rows.
 
     Args:
       lengths: tokens of each sequence.
       row_length: tokens of a row.
+      groups: of each sequence, its group; those of one come one behind the other, the group of the
+        longest first. It takes a few rows more and, where groups repeat a prompt, far fewer tokens.
+        None: it does not matter who lies beside whom.
 
     Returns:
       Indices of the sequences in each row.
@@ -102,7 +115,13 @@ def pack(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     """
     rows: list[list[int]] = []
     room: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    of_all = [0] * len(lengths) if groups is None else groups
+    longest: dict[int, int] = {}
+    for group, length in zip(of_all, lengths, strict=True):
+        longest[group] = max(length, longest.get(group, 0))
+    for i in sorted(
+        range(len(lengths)), key=lambda i: (-longest[of_all[i]], of_all[i], -lengths[i], i)
+    ):
         if lengths[i] > row_length:
             raise ValueError(
                 f"a sequence of {lengths[i]} tokens does not fit a row of row_length = "
@@ -151,7 +170,7 @@ def build(
     for i, t in enumerate(trajectories):
         if t.mask[0] or (t.imitation is not None and t.imitation[0]):
             raise ValueError(f"trajectory {i}: its first token trains, but has no log-prob")
-    num_micro, places = _places([len(t.token_ids) for t in trajectories], shape, together, deal)
+    num_micro, places = _places(trajectories, shape, together, deal)
 
     def packed(of_each: Sequence[Any], dtype: Any, empty: float = 0) -> Any:
         rows = np.full((num_micro * shape.rows, shape.row_length), empty, dtype)
@@ -176,10 +195,12 @@ def build(
     old_logp = optional("old_logp")
     masks = [t.mask for t in trajectories]
     counts = [t.mask if t.counts is None else t.mask & t.counts for t in trajectories]
+    tokens, segment_ids = packed(each("token_ids"), np.int32), packed(_segments(places), np.int32)
+    distinct = shape.parts and distinct_tokens(tokens, segment_ids, shape.parts)
     return Batch(
-        tokens=packed(each("token_ids"), np.int32),
+        tokens=tokens,
         positions=packed([np.arange(len(m)) for m in masks], np.int32),
-        segment_ids=packed(_segments(places), np.int32),
+        segment_ids=segment_ids,
         mask=packed(masks, bool),
         weight=packed(
             [np.where(c, w, 0.0) for c, w in zip(counts, weight, strict=True)], np.float32
@@ -194,6 +215,7 @@ def build(
         selected=optional("selected", bool),
         temperature=packed(each("temperature"), np.float32, 1),
         version=packed(each("version"), np.int32),
+        **(dict(zip(_DISTINCT, distinct, strict=True)) if distinct else {}),
     )
 
 
@@ -208,13 +230,13 @@ def abstract_batch(num_micro: int, shape: Shape, optional: Collection[str] = ())
     Args:
       num_micro: M.
       shape: of a micro-batch.
-      optional: names of the optional arrays that are there.
+      optional: names of the optional arrays that are there, of those beside the distinct tokens'.
     """
     dtypes: dict[str, Any] = dict.fromkeys(
         ("tokens", "positions", "segment_ids", "version"), jnp.int32
     )
     dtypes |= dict.fromkeys(("mask", "selected"), jnp.bool_)
-    always = {f.name for f in dataclasses.fields(Batch)} - set(_OPTIONAL)
+    always = {f.name for f in dataclasses.fields(Batch)} - set(_OPTIONAL) - set(_DISTINCT)
 
     def array(name: str) -> Any:
         if name not in always and name not in optional:
@@ -225,18 +247,18 @@ def abstract_batch(num_micro: int, shape: Shape, optional: Collection[str] = ())
     return Batch(**{f.name: array(f.name) for f in dataclasses.fields(Batch)})
 
 
-def unpack(array: np.ndarray, lengths: Sequence[int], shape: Shape) -> list[np.ndarray]:
+def unpack(array: np.ndarray, trajectories: Sequence[Trajectory], shape: Shape) -> list[np.ndarray]:
     """The values of each sequence, out of an array that lies like the batch that `build` made.
 
     Args:
       array: [M, b, T].
-      lengths: tokens of each sequence, in the order that `build` got them.
+      trajectories: as `build` got them.
       shape: as `build` got it.
 
     Returns:
       An array [n] for each sequence.
     """
-    _, places = _places(lengths, shape)
+    _, places = _places(trajectories, shape)
     rows = array.reshape(-1, shape.row_length)  # M, b, T -> M b, T
     return [rows[place] for place in places]
 
@@ -245,16 +267,18 @@ _Place = tuple[int, slice]  # row over all micro-batches, and tokens of it
 
 
 def _places(
-    lengths: Sequence[int],
+    trajectories: Sequence[Trajectory],
     shape: Shape,
     together: int = 1,
     deal: Sequence[int] | None = None,
 ) -> tuple[int, list[_Place]]:
     """Number of micro-batches, and where each sequence lies."""
+    lengths = [len(t.token_ids) for t in trajectories]
     units = [sum(lengths[i : i + together]) for i in range(0, len(lengths), together)]
+    groups = None if shape.parts is None else [t.group for t in trajectories[::together]]
     rows = [
         [together * unit + i for unit in members for i in range(together)]
-        for members in pack(units, shape.row_length)
+        for members in pack(units, shape.row_length, groups)
     ]
     if deal is not None:
         rows = [rows[i] for i in np.random.default_rng(deal).permutation(len(rows))]

@@ -22,7 +22,7 @@ from jaxrl_vr.rollout.batch import Batch
 from jaxrl_vr.train.objectives import Numbers
 from jaxrl_vr.train.optimizer import Optimizer
 from jaxrl_vr.train.state import TrainState, create
-from jaxrl_vr.train.update import Learner
+from jaxrl_vr.train.update import Learner, hidden_states
 
 
 class CriticConfig(Config):
@@ -62,8 +62,7 @@ class Critic:
 
     def values(self, params: Params, batch: Batch) -> jax.Array:
         """[b, T] float32, the value of the state in which each token is chosen; [b, T] batch."""
-        arrays = (batch.tokens, batch.positions, batch.segment_ids)
-        hidden = self.model.hidden(params["body"], *arrays)
+        hidden = hidden_states(self.model, params["body"], batch)
         with jax.named_scope("value_head"):
             value = jnp.einsum(
                 "BTD,D->BT",

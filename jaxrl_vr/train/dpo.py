@@ -50,7 +50,7 @@ def run_dpo(ctx: Context, stage: DpoStage) -> tuple[object, list[Evaluation]]:
             ctx.phases.flops("score", flops.score(lengths))
         with ctx.phases("update"):
             deal = stage.diagnostics.deal(ctx.config.stage_seed(stage), step)
-            batch = _batch(every, unpack(ref_logp, lengths, shape), shape, deal)
+            batch = _batch(every, unpack(ref_logp, every, shape), shape, deal)
             batch = learner.place(batch)
             rate = stage.optimizer.rate(step, stage.steps)
             rates = Rates(rate, stage.optimizer.max_grad_norm, stage.ema_decay)

@@ -119,10 +119,11 @@ def micro_shape(
       NoRowFits: not even one row a device does.
     """
     rows = stage.micro.rows
-    if rows != "auto":
-        return Shape(row_length, rows)
-    update = make()
     least = mesh.shape["data"] * mesh.shape["fsdp"]
+    parts = least if stage.micro.share_prefixes and mesh.shape["context"] == 1 else None
+    if rows != "auto":
+        return Shape(row_length, rows, parts)
+    update = make()
     limit = memory or device_memory(mesh)
     room = limit * _SHARE
 
@@ -152,4 +153,4 @@ def micro_shape(
         f"stages.{stage.name}.micro.rows = {rows}: an update takes {taken(rows) / 1e9:.2f} of "
         f"a device's {limit / 1e9:.2f} GB, as compiled; {why}"
     )
-    return Shape(row_length, rows)
+    return Shape(row_length, rows, parts)

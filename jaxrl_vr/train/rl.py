@@ -202,7 +202,7 @@ class _Steps:
                 phases.tokens("score", sum(lengths))
                 phases.flops("score", flops.score(lengths))
                 for field, name in names.items():
-                    found = unpack(scores[name], lengths, self._shape)
+                    found = unpack(scores[name], every, self._shape)
                     every = [
                         dataclasses.replace(t, **{field: array})
                         for t, array in zip(every, found, strict=True)

@@ -143,6 +143,9 @@ class Micro(Config):
     memory holds."""
     row_length: Size | None = None
     """Tokens of a row, into which sequences are packed; None is the longest sequence possible."""
+    share_prefixes: bool = True
+    """Whether what rows of a device begin with alike, as the prompt of a group, is computed once
+    outside of attention; not where rows are split over `mesh.context`."""
 
 
 class Periodic(Config):

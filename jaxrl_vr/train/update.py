@@ -16,6 +16,7 @@ import optax
 from jaxrl_vr import losses
 from jaxrl_vr.arrays import Max, Mean, Metric, Metrics, Min, merge_metrics
 from jaxrl_vr.losses.logprobs import token_logprobs
+from jaxrl_vr.models.distinct import Distinct
 from jaxrl_vr.models.params import Params
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.rollout.batch import Batch
@@ -47,7 +48,7 @@ def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array,
       logp and entropy, each [b, T] float32; 0 where a token neither trains nor is imitated.
     """
     wanted = _has_gradient(batch)
-    hidden = model.hidden(params, batch.tokens, batch.positions, batch.segment_ids)
+    hidden = hidden_states(model, params, batch)
     # hidden[:, t] gives the token at t + 1; the last of a row gives none.
     of_next = jax.tree.map(
         lambda a: jnp.pad(a[:, 1:], ((0, 0), (0, 1)), constant_values=0),
@@ -60,6 +61,14 @@ def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array,
     b, T = batch.tokens.shape
     logp, entropy = (_from_shards(a, b, T, rows, length) for a in found)
     return jnp.roll(logp, 1, axis=1), jnp.roll(entropy, 1, axis=1)
+
+
+def hidden_states(model: Model, params: Params, batch: Batch) -> jax.Array:
+    """[b, T, D] final hidden states of one micro-batch."""
+    distinct = None
+    if batch.distinct_place is not None and batch.distinct_token is not None:
+        distinct = Distinct(place=batch.distinct_place, token=batch.distinct_token)
+    return model.hidden(params, batch.tokens, batch.positions, batch.segment_ids, distinct)
 
 
 def _has_gradient(batch: Batch) -> jax.Array:

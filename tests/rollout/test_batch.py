@@ -126,7 +126,7 @@ def test_unpack_undoes_build(lengths, rows):
     given_ = [trajectory(n, i) for i, n in enumerate(lengths)]
     shape = Shape(20, rows)
     batch = build(given_, np.ones(len(lengths)), shape)
-    found = unpack(np.asarray(batch.tokens), lengths, shape)
+    found = unpack(np.asarray(batch.tokens), given_, shape)
     for values, t in zip(found, given_, strict=True):
         np.testing.assert_array_equal(values, t.token_ids)
 

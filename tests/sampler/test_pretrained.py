@@ -36,7 +36,7 @@ def test_smollm2_samples_with_the_learners_log_probs(one_device):
     shape = Shape(max(len(t.token_ids) for t in every), len(every))
     batch = build(every, np.ones(len(every), np.float32), shape)
     scores = to_host(Scorer(policy_score(model), one_device)(params, jax.device_put(batch)))
-    of_learner = unpack(scores["logp"], [len(t.token_ids) for t in every], shape)
+    of_learner = unpack(scores["logp"], every, shape)
     gaps = [
         np.abs(np.array(rollout.logp) - logp[len(rollout.prompt_ids) :])
         for rollout, logp in zip(rollouts, of_learner, strict=True)

@@ -56,15 +56,18 @@ def make_rollouts():
     valid = np.ones((4, 4), bool)
     valid[3, 2] = False  # could not be scored: trains no token
     adv = np.asarray(group_norm(reward, valid))
+    prompts = np.random.default_rng(1).integers(0, 32, (4, 4))
     rollouts = []
     for group, g in np.ndindex(4, 4):
         prompt, completion = rng.integers(2, 5), rng.integers(1, 19)
         mask = np.array([False] * prompt + [True] * completion) & valid[group, g]
         mask[prompt + completion // 2] = False  # a token that was forced
         n = len(mask)
+        token_ids = rng.integers(0, 32, n)
+        token_ids[:prompt] = prompts[group, :prompt]
         rollouts.append(
             Trajectory(
-                token_ids=rng.integers(0, 32, n),
+                token_ids=token_ids,
                 mask=mask,
                 # Near what the model gives, so that some ratios are clipped and others are not.
                 logp=(-3.5 + 0.3 * rng.normal(size=n)).astype(np.float32),
@@ -165,6 +168,8 @@ LAYOUTS = {
     "8_x_1": (Shape(24, 2), 8),  # micro-batches of 2 rows; 16 rollouts, packed where they fit
     "packed": (Shape(48, 4), 2),
     "padded": (Shape(40, 24), 1),
+    "prefixes": (Shape(24, 4, parts=1), 4),
+    "prefixes_packed": (Shape(48, 4, parts=2), 2),
 }
 
 
@@ -173,6 +178,32 @@ def test_cutting_and_packing_do_not_matter(shape, most):
     batch = batch_of(ROLLOUTS, shape)
     assert len(batch.tokens) <= most
     assert_same(found_on(mesh_of(), batch), baseline(), batch)
+
+
+def test_a_prompt_that_a_group_shares_is_computed_once():
+    shape = Shape(24, 16)
+
+    def flops(shape, factor):
+        model = dataclasses.replace(MODEL, arch=MODEL.arch.model_copy(update={"ffn": 24 * factor}))
+        learner = learner_on(mesh_of())
+        batch, loss = learner.place(batch_of(ROLLOUTS, shape)), loss_of(PPO_CLIP, model)
+        params = abstract(model.declare(), TRAIN_RULES, mesh_of())
+        with jax.set_mesh(mesh_of()):
+            return (
+                GRADIENTS.lower(params, batch, NUMBERS, loss=loss)
+                .compile()
+                .cost_analysis()["flops"]
+            )
+
+    shared = dataclasses.replace(shape, parts=1)
+    batch = batch_of(ROLLOUTS, shared)
+    share = batch.distinct_place.shape[2] / (24 * 16)
+    prefixes = {tuple(t.token_ids[: i + 1]) for t in ROLLOUTS for i in range(len(t.token_ids))}
+    assert len(prefixes) + 1 <= share * 24 * 16 < len(prefixes) + 1 + 24
+    assert share < 0.6
+    # What the feed-forward layers add is counted by tokens.
+    added = [flops(s, 9) - flops(s, 1) for s in (shared, shape)]
+    assert added[0] / added[1] == pytest.approx(share, abs=0.02)
 
 
 def test_order_does_not_matter():
@@ -206,6 +237,8 @@ MESHES = {
     "tensor_data": (dict(tensor=2, data=4), Shape(24, 4)),
     "context_data": (dict(context=4, data=2), Shape(24, 4)),
     "mixture": (dict(data=1, fsdp=2, context=2, tensor=2), Shape(24, 4)),
+    "fsdp_prefixes": (dict(fsdp=4, data=2), Shape(24, 16, parts=8)),
+    "tensor_prefixes": (dict(tensor=2, data=2, fsdp=2), Shape(24, 8, parts=4)),
 }
 
 
