@@ -12,6 +12,9 @@ import numpy as np
 
 # Sizes of U are multiples of this share of n, so that few programs are compiled.
 _STEPS = 16
+# Of those, the most that pay for bringing tokens into rows and back: by the compiler, an update of
+# Qwen2.5-1.5B on a v5e:2x4 takes 7 % longer for it.
+_MOST = 14
 
 
 def distinct_tokens(
@@ -26,7 +29,7 @@ def distinct_tokens(
 
     Returns:
       [M, R, U] a place of each distinct token of a part, and [M, b, T] which of them stands at each
-      place; None where hardly any token repeats another.
+      place; None where too few tokens repeat others for that to pay.
 
     Raises:
       ValueError: `parts` does not divide the rows.
@@ -44,9 +47,10 @@ def distinct_tokens(
         )
     ]
     most = max(len(place) for place, _ in of_each)
-    size = math.ceil(math.ceil(most / n * _STEPS) * n / _STEPS)
-    if size >= n:
+    steps = math.ceil(most / n * _STEPS)
+    if steps > _MOST:
         return None
+    size = math.ceil(steps * n / _STEPS)
     # What is behind the distinct ones stands for the place 0, and nothing asks for it.
     place = np.stack([np.pad(place, (0, size - len(place))) for place, _ in of_each])
     token = np.stack([token for _, token in of_each])

@@ -27,6 +27,9 @@ from jaxrl_vr.train.objectives import Numbers, Objective
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.transform import Transform, kept_as, to_devices
 
+# Of a device, as float32: half a GB at most. More are computed again in the backward pass.
+_KEPT_LOGITS = 2**27
+
 
 class Rates(NamedTuple):
     """Numbers of the optimizer step, traced."""
@@ -55,10 +58,16 @@ def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array,
         (batch.tokens, batch.temperature, wanted),
     )
     rows, length = num_shards(("batch", "length"), batch.tokens.shape)
+    b, T = batch.tokens.shape
     with jax.named_scope("head"):
         arrays = [_to_shards(a, rows, length) for a in (hidden, *of_next)]
-        found = token_logprobs(arrays[0], model.head(params), *arrays[1:], shards=rows * length)
-    b, T = batch.tokens.shape
+        found = token_logprobs(
+            arrays[0],
+            model.head(params),
+            *arrays[1:],
+            shards=rows * length,
+            keep_logits=b * T // (rows * length) * model.vocab_size <= _KEPT_LOGITS,
+        )
     logp, entropy = (_from_shards(a, b, T, rows, length) for a in found)
     return jnp.roll(logp, 1, axis=1), jnp.roll(entropy, 1, axis=1)
 

@@ -22,7 +22,7 @@ MASK = np.array([True, False, True, True, False, False, True])
 # Weights of the two results, so that every gradient differs.
 UP = RNG.normal(size=(2, N)).astype(np.float32)
 
-OURS = jax.jit(token_logprobs, static_argnames=("chunk", "shards"))
+OURS = jax.jit(token_logprobs, static_argnames=("chunk", "shards", "keep_logits"))
 
 
 def plain(hidden, head, token, temperature, mask=None):
@@ -39,7 +39,7 @@ def total(hidden, head, mask=None, up=UP, *, function=token_logprobs, **chunk):
     return jnp.sum(up[0] * logp + up[1] * entropy)
 
 
-STATIC = ("function", "chunk", "shards")
+STATIC = ("function", "chunk", "shards", "keep_logits")
 GRAD = jax.jit(jax.value_and_grad(total, argnums=(0, 1)), static_argnames=STATIC)
 
 
@@ -82,10 +82,11 @@ def test_equals_the_loop(chunk, mask):
         np.testing.assert_allclose(ours, oracle, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("keep_logits", [False, True], ids=["again", "kept"])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
 @pytest.mark.parametrize("chunk", [3, None])
-def test_gradient_equals_that_of_the_definition(chunk, mask):
-    found = GRAD(HIDDEN, HEAD, mask, UP, chunk=chunk)
+def test_gradient_equals_that_of_the_definition(chunk, mask, keep_logits):
+    found = GRAD(HIDDEN, HEAD, mask, UP, chunk=chunk, keep_logits=keep_logits)
     expected = GRAD(HIDDEN, HEAD, mask, UP, function=plain)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, found, expected)
@@ -241,6 +242,24 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary():
     few, many = (temporary_bytes(token_logprobs, n, vocab) for n in (512, 2048))
     assert many - few < 0.05 * (2048 - 512) * logits
     assert many < temporary_bytes(plain, 2048, vocab)
+
+
+@pytest.mark.parametrize("chunk", [2, 7, None])
+@pytest.mark.parametrize("mask", [None, MASK, MASK & False], ids=["all", "masked", "none"])
+def test_kept_logits_change_nothing(chunk, mask):
+    kept, again = (GRAD(HIDDEN, HEAD, mask, UP, chunk=chunk, keep_logits=k) for k in (True, False))
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
+    jax.tree.map(close, kept, again)
+
+
+def test_kept_logits_spare_one_of_four_products():
+    def flops(**options):
+        compute = jax.jit(jax.grad(functools.partial(total, **options), argnums=(0, 1)))
+        return compute.lower(HIDDEN, HEAD).compile().cost_analysis()["flops"]
+
+    # Products are 2 N D V each: logits, both gradients, and the logits again.
+    spared = flops() - flops(keep_logits=True)
+    assert spared == pytest.approx(2 * N * D * V, rel=0.25)
 
 
 @pytest.mark.parametrize(
