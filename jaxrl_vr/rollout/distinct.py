@@ -12,9 +12,8 @@ import numpy as np
 
 # Sizes of U are multiples of this share of n, so that few programs are compiled.
 _STEPS = 16
-# Of those, the most that pay for bringing tokens into rows and back: by the compiler, an update of
-# Qwen2.5-1.5B on a v5e:2x4 takes 7 % longer for it.
-_MOST = 14
+# The most of them that pay for bringing tokens into rows and back, by the TPU's compiler.
+_MOST = 12
 
 
 def distinct_tokens(

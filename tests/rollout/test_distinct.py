@@ -47,9 +47,9 @@ def test_a_token_is_one_with_those_of_the_same_prefix_and_no_other(of_each, cut)
     alike = prefixes(batch, parts)
     needed = max(len(set(of_part)) for of_part in alike)
     n = 24 * rows // parts
-    # Sizes are sixteenths of a part; with 15 of them nothing is gained.
+    # Sizes are sixteenths of a part; with 13 of them nothing is gained.
     least = -(-16 * needed // n)
-    if least > 14:
+    if least > 12:
         assert batch.distinct_place is None and batch.distinct_token is None
         return
     size = int(np.ceil(least * n / 16))
