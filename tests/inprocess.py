@@ -6,6 +6,7 @@ The tests' 8 CPU devices are there, so micro-batches need rows that 8 divides.
 import atexit
 import contextlib
 import functools
+import json
 import tempfile
 
 import jax
@@ -100,6 +101,12 @@ def config(folder, *tables, model=MODEL, data=ONES):
     return path
 
 
+def judged(function, spec=""):
+    """Sources whose answers a function of a module `judge`, or another verifier, scores."""
+    table = spec or f'verifier = {{ type = "custom", path = "judge:{function}" }}'
+    return ONES.replace('type = "arithmetic"\n', f'type = "arithmetic"\n{table}\n')
+
+
 def train(path, *overrides):
     """Runs a config; returns what `summary.json` holds."""
     with compiled_once():
@@ -116,6 +123,16 @@ def call(capsys, *args, code=0):
     assert ended.value.code == code, text
     assert "Traceback" not in text
     return text
+
+
+def lines(path):
+    """What the lines of a JSONL file hold."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def final_hash(run):
+    """The hash of the parameters that a run ended with."""
+    return json.loads((run / "summary.json").read_text())["parameter_hash"]
 
 
 @contextlib.contextmanager

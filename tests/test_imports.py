@@ -28,7 +28,7 @@ TABLE = {
     "__main__": ("cli", ""),
     "types": ("", ""),
     "arrays": ("types", "jax"),
-    "config": ("", "pydantic"),
+    "config": ("config", "pydantic"),
     "losses": ("arrays losses", "jax"),
     "verifiers": (
         "types config verifiers",

@@ -32,7 +32,6 @@ from jaxrl_vr.losses.advantages import (
     multi_reward_norm,
     opo,
     pass_at_k_advantage,
-    process_group_norm,
     reinforce_plus_plus_baseline,
     remax,
 )
@@ -115,7 +114,7 @@ from jaxrl_vr.losses.shaping import (
     stop_properly_penalty,
     truncated_mask,
 )
-from jaxrl_vr.losses.steps import step_mean, step_min, step_product
+from jaxrl_vr.losses.steps import process_group_norm, step_mean, step_min, step_product
 from jaxrl_vr.losses.supervised import (
     bradley_terry,
     cross_entropy,

@@ -4,8 +4,8 @@ P prompts, G samples of a prompt. Rewards are [P, G]; flattened group-major they
 
 Left out on purpose: what code of the field does with a group of one (TRL gives it 0, verl its bare
 reward); here G < 2 is an error of every baseline that is made from the group. Advantages of single
-tokens (GAE, returns, whitening) are written in `losses.returns`, reductions of step scores in
-`losses.steps`; both are offered here too.
+tokens (GAE, returns, whitening) are written in `losses.returns`, those of steps and
+their reductions in `losses.steps`; both are offered here too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_vr.arrays import at_least_float32, check
+from jaxrl_vr.losses.group_statistics import (
+    above_lowest,
+    batch_deviation,
+    centre,
+    check_group,
+    divide,
+    group_deviation,
+    num_valid,
+    valid_rewards,
+)
 from jaxrl_vr.losses.returns import (
     discounted_return,
     gae,
@@ -21,7 +31,7 @@ from jaxrl_vr.losses.returns import (
     reinforce_plus_plus,
     whiten,
 )
-from jaxrl_vr.losses.steps import step_mean, step_min, step_product
+from jaxrl_vr.losses.steps import process_group_norm, step_mean, step_min, step_product
 
 __all__ = [
     "batch_norm",
@@ -80,9 +90,9 @@ def group_norm(
     >>> group_norm(jnp.array([[1.0, 0.0, 0.0, 1.0]]), eps=0.0).tolist()
     [[1.0, -1.0, -1.0, 1.0]]
     """
-    valid = _check_group(reward, valid)
-    centred = _centred(reward, valid)
-    return _divide(centred, _deviation(centred, valid, ddof) + eps)
+    valid = check_group(reward, valid)
+    centred = centre(reward, valid)
+    return divide(centred, group_deviation(centred, valid, ddof) + eps)
 
 
 def group_center(reward: jax.Array, valid: jax.Array | None = None) -> jax.Array:
@@ -104,7 +114,7 @@ def group_center(reward: jax.Array, valid: jax.Array | None = None) -> jax.Array
     >>> group_center(jnp.array([[1.0, 0.0, 0.0, 0.0]])).tolist()
     [[0.75, -0.25, -0.25, -0.25]]
     """
-    return _centred(reward, _check_group(reward, valid))
+    return centre(reward, check_group(reward, valid))
 
 
 def leave_one_out(reward: jax.Array, valid: jax.Array | None = None) -> jax.Array:
@@ -129,9 +139,9 @@ def leave_one_out(reward: jax.Array, valid: jax.Array | None = None) -> jax.Arra
     >>> leave_one_out(jnp.array([[1.0, 0.0]])).tolist()
     [[1.0, -1.0]]
     """
-    valid = _check_group(reward, valid)
-    centred = _centred(reward, valid)
-    count = _count(valid, centred)
+    valid = check_group(reward, valid)
+    centred = centre(reward, valid)
+    count = num_valid(valid, centred)
     return centred * (count / jnp.maximum(count - 1.0, 1.0))
 
 
@@ -166,8 +176,8 @@ def batch_norm(
     >>> batch_norm(jnp.array([[1.0, 0.0], [1.0, 0.0]]), eps=0.0).tolist()
     [[1.0, -1.0], [1.0, -1.0]]
     """
-    valid = _check_group(reward, valid)
-    return _divide(_centred(reward, valid), _batch_deviation(reward, valid, ddof) + eps)
+    valid = check_group(reward, valid)
+    return divide(centre(reward, valid), batch_deviation(reward, valid, ddof) + eps)
 
 
 def max_rl(reward: jax.Array, valid: jax.Array | None = None) -> jax.Array:
@@ -193,10 +203,10 @@ def max_rl(reward: jax.Array, valid: jax.Array | None = None) -> jax.Array:
     >>> max_rl(jnp.array([[1.0, 0.0, 0.0, 0.0]])).tolist()
     [[3.0, -1.0, -1.0, -1.0]]
     """
-    valid = _check_group(reward, valid)
-    centred = _centred(reward, valid)
-    total = jnp.sum(_rewards(reward, valid), axis=1, keepdims=True)
-    return _divide(centred, total / jnp.maximum(_count(valid, centred), 1.0))
+    valid = check_group(reward, valid)
+    centred = centre(reward, valid)
+    total = jnp.sum(valid_rewards(reward, valid), axis=1, keepdims=True)
+    return divide(centred, total / jnp.maximum(num_valid(valid, centred), 1.0))
 
 
 def opo(reward: jax.Array, length: jax.Array, valid: jax.Array | None = None) -> jax.Array:
@@ -223,11 +233,11 @@ def opo(reward: jax.Array, length: jax.Array, valid: jax.Array | None = None) ->
     [[0.75, -0.25]]
     """
     check("PG, PG, PG", reward=reward, length=length, valid=valid)
-    valid = _check_group(reward, valid)
-    above = _above_lowest(reward, valid)
+    valid = check_group(reward, valid)
+    above = above_lowest(reward, valid)
     weight = jnp.where(valid, jax.lax.stop_gradient(jnp.asarray(length)).astype(above.dtype), 0.0)
     total = jnp.sum(weight, axis=1, keepdims=True)
-    baseline = _divide(jnp.sum(weight * above, axis=1, keepdims=True), total)
+    baseline = divide(jnp.sum(weight * above, axis=1, keepdims=True), total)
     return jnp.where(valid, above - baseline, 0.0)
 
 
@@ -312,11 +322,11 @@ def pass_at_k_advantage(
     >>> [round(x, 4) for x in adv[0].tolist()]
     [1.0, -0.3333, -0.3333, -0.3333]
     """
-    valid = _check_group(reward, valid)
+    valid = check_group(reward, valid)
     size = reward.shape[1]
     if isinstance(k, int) and not 1 <= k <= size:
         raise ValueError(f"k: expected from 1 to G = {size}, the samples of a prompt, got {k}")
-    is_right = _rewards(reward, valid) > 0.5
+    is_right = valid_rewards(reward, valid) > 0.5
     count = jnp.sum(valid, axis=1, keepdims=True)
     wrong = jnp.sum(valid & ~is_right, axis=1, keepdims=True)
     # C(m, k) / C(n, k) = prod_{i < k} (m - i) / (n - i), and without its first factor the other.
@@ -326,7 +336,7 @@ def pass_at_k_advantage(
     failing = jnp.prod(jnp.where(step < k, factor, 1.0), axis=1, keepdims=True)
     own = jnp.prod(jnp.where((step >= 1) & (step < k), factor, 1.0), axis=1, keepdims=True)
     deviation = jnp.sqrt(failing * (1.0 - failing))
-    adv = _divide(jnp.where(is_right, failing, failing - own), deviation + eps)
+    adv = divide(jnp.where(is_right, failing, failing - own), deviation + eps)
     return jnp.where(valid & (count >= k) & (failing > 0), adv, 0.0)
 
 
@@ -410,8 +420,8 @@ def gdpo(
     [[1.0, -1.0]]
     """
     adv = multi_reward_norm(rewards, weights, valid, eps=eps, ddof=ddof)
-    valid = _check_group(adv, valid)
-    return _divide(adv, _batch_deviation(adv, valid, ddof) + eps)
+    valid = check_group(adv, valid)
+    return divide(adv, batch_deviation(adv, valid, ddof) + eps)
 
 
 def reinforce_plus_plus_baseline(
@@ -440,75 +450,10 @@ def reinforce_plus_plus_baseline(
     >>> reinforce_plus_plus_baseline(jnp.array([[1.0, 0.0], [1.0, 1.0]]), eps=0.125).tolist()
     [[1.0, -1.0], [0.0, 0.0]]
     """
-    valid = _check_group(reward, valid)
-    centred = _centred(reward, valid)
+    valid = check_group(reward, valid)
+    centred = centre(reward, valid)
     count = jnp.maximum(jnp.sum(valid), 1).astype(centred.dtype)
-    return _divide(centred, jnp.sqrt(jnp.sum(jnp.square(centred)) / count + eps))
-
-
-def process_group_norm(
-    step_reward: jax.Array,
-    step_end: jax.Array,
-    step_mask: jax.Array,
-    mask: jax.Array,
-    *,
-    eps: float | jax.Array = 1e-4,
-    ddof: int | jax.Array = 0,
-) -> jax.Array:
-    """GRPO with process supervision: step rewards of a group normalised together.
-
-    R_j = (r_j - mean(r)) / (std(r) + eps) over all steps of all rollouts of the group;
-    A_t = sum of R_j over the steps of the rollout that end at t or later.
-
-    Source: DeepSeekMath, https://arxiv.org/abs/2402.03300, section 4.1.3.
-
-    Args:
-      step_reward: [P, G, S] float, reward of each step.
-      step_end: [P, G, S] int, where in its row the last token of each step is, from 0; a step
-        that ends outside of the row is nobody's.
-      step_mask: [P, G, S] bool, true where a step exists and was scored.
-      mask: [B, T] bool with B = P x G, one rollout a row, group-major; true where a token trains.
-      eps: added to the standard deviation.
-      ddof: 0 for the population's standard deviation, 1 for the sample's.
-
-    Returns:
-      [B, T] float32 (float64 for float64 input), without gradient, 0 outside the mask; exactly 0
-      throughout a group whose step rewards are equal.
-
-    Raises:
-      ValueError: shapes differ, or B is not P x G.
-
-    >>> adv = process_group_norm(jnp.array([[[1.0, 0.0]]]), jnp.array([[[1, 2]]]),
-    ...     jnp.ones((1, 1, 2), bool), jnp.ones((1, 4), bool), eps=0.0)
-    >>> adv.tolist()
-    [[0.0, 0.0, -1.0, 0.0]]
-    """
-    sizes = check(
-        "PGS, PGS, PGS, BT",
-        step_reward=step_reward,
-        step_end=step_end,
-        step_mask=step_mask,
-        mask=mask,
-    )
-    num_rows = sizes["P"] * sizes["G"]
-    if sizes["B"] != num_rows:
-        raise ValueError(
-            f"mask: expected B = P x G = {num_rows} rows, one for each rollout of step_reward, got "
-            f"{sizes['B']}"
-        )
-    # [P, G, S] -> [P, all steps of the group]
-    together = (sizes["P"], sizes["G"] * sizes["S"])
-    exists = jnp.asarray(step_mask).reshape(together)
-    centred = _centred(jnp.asarray(step_reward).reshape(together), exists)
-    value = _divide(centred, _deviation(centred, exists, ddof) + eps)
-    # [P, all steps] -> [B, S]
-    value, exists = (x.reshape(num_rows, sizes["S"]) for x in (value, exists))
-    end = jnp.asarray(step_end).reshape(num_rows, sizes["S"])
-    end = jnp.where(exists & (end >= 0), end, sizes["T"])  # a negative index would wrap around
-    row = jnp.arange(num_rows)[:, None]
-    at_end = jnp.zeros(mask.shape, value.dtype).at[row, end].add(value, mode="drop")
-    adv = jax.lax.cumsum(at_end, axis=1, reverse=True)
-    return jnp.where(mask, adv, 0.0)
+    return divide(centred, jnp.sqrt(jnp.sum(jnp.square(centred)) / count + eps))
 
 
 def has_contrast(reward: jax.Array, valid: jax.Array | None = None) -> jax.Array:
@@ -526,69 +471,12 @@ def has_contrast(reward: jax.Array, valid: jax.Array | None = None) -> jax.Array
     >>> has_contrast(jnp.array([[1.0, 0.0], [1.0, 1.0]])).tolist()
     [True, False]
     """
-    valid = _check_group(reward, valid)
-    return jnp.any(_above_lowest(reward, valid) > 0, axis=1)
-
-
-def _check_group(reward: jax.Array, valid: jax.Array | None) -> jax.Array:
-    """Which rollouts are valid, of a group that can have a baseline."""
-    sizes = check("PG, PG", reward=reward, valid=valid)
-    if sizes["G"] < 2:
-        raise ValueError(
-            f"reward: a group baseline needs at least 2 samples of each prompt, got G = "
-            f"{sizes['G']}; sample more, or use an advantage without a group"
-        )
-    return jnp.ones(reward.shape, bool) if valid is None else jnp.asarray(valid)
-
-
-def _rewards(reward: jax.Array, valid: jax.Array) -> jax.Array:
-    """Rewards as floats without gradient, 0 where invalid."""
-    return jnp.where(valid, jax.lax.stop_gradient(at_least_float32(reward)), 0.0)
-
-
-def _count(valid: jax.Array, like: jax.Array) -> jax.Array:
-    return jnp.sum(valid, axis=1, keepdims=True).astype(like.dtype)
-
-
-def _above_lowest(reward: jax.Array, valid: jax.Array) -> jax.Array:
-    """Reward less the smallest valid one of its group, 0 where invalid.
-
-    A mean of equal numbers need not be that number in floating point, and what is left would be
-    blown up by a division. The smallest reward is taken off first, exactly where rewards are
-    close, and equal rewards become zeros, whose mean is exact.
-    """
-    reward = _rewards(reward, valid)
-    low = jnp.min(jnp.where(valid, reward, jnp.inf), axis=1, keepdims=True)
-    return jnp.where(valid, reward - low, 0.0)
-
-
-def _centred(reward: jax.Array, valid: jax.Array) -> jax.Array:
-    """Reward less the mean of its group, 0 where invalid or where all rewards are equal."""
-    above = _above_lowest(reward, valid)
-    mean = jnp.sum(above, axis=1, keepdims=True) / jnp.maximum(_count(valid, above), 1.0)
-    return jnp.where(valid, above - mean, 0.0)
-
-
-def _deviation(centred: jax.Array, valid: jax.Array, ddof: int | jax.Array) -> jax.Array:
-    """[P, 1], the standard deviation of each group's valid values."""
-    freedom = _count(valid, centred) - jnp.asarray(ddof, centred.dtype)
-    square = jnp.sum(jnp.square(centred), axis=1, keepdims=True)
-    return jnp.sqrt(square / jnp.maximum(freedom, 1.0))
-
-
-def _batch_deviation(x: jax.Array, valid: jax.Array, ddof: int | jax.Array) -> jax.Array:
-    """[1, 1], the standard deviation of all valid values; [P, G] -> one group of all."""
-    x, valid = jnp.asarray(x).reshape(1, -1), valid.reshape(1, -1)
-    return _deviation(_centred(x, valid), valid, ddof)
-
-
-def _divide(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """x / scale, and 0 where the scale is not above 0."""
-    return jnp.where(scale > 0, x / jnp.where(scale > 0, scale, 1.0), 0.0)
+    valid = check_group(reward, valid)
+    return jnp.any(above_lowest(reward, valid) > 0, axis=1)
 
 
 def _less(reward: jax.Array, baseline: jax.Array, valid: jax.Array | None) -> jax.Array:
     valid = jnp.ones(reward.shape, bool) if valid is None else jnp.asarray(valid)
-    reward = _rewards(reward, valid)
+    reward = valid_rewards(reward, valid)
     baseline = jax.lax.stop_gradient(jnp.asarray(baseline)).astype(reward.dtype)
     return jnp.where(valid, reward - baseline[:, None], 0.0)

@@ -336,28 +336,6 @@ def test_several_rewards_stay_apart_where_their_sum_hides_them():
     np.testing.assert_allclose(apart, [[1, -1], [2, -2]])
 
 
-def test_process_supervision_by_hand():
-    # steps of the group 1, 0 | 1, and a missing one: mean 2/3, std 0.4714: 0.7071, -1.4142, 0.7071.
-    # First rollout: the steps end at 1 and 3, so tokens 0, 1 get both, 2 and 3 the last, 4 none.
-    adv = losses.process_group_norm(
-        jnp.array([[[1.0, 0.0], [1.0, 5.0]]]),
-        jnp.array([[[1, 3], [4, 2]]]),
-        jnp.array([[[True, True], [True, False]]]),
-        jnp.array([[True] * 5, [False] + [True] * 4]),
-        eps=0.0,
-    )
-    both, last, second = 0.7071 - 1.4142, -1.4142, 0.7071
-    np.testing.assert_allclose(
-        adv, [[both, both, last, last, 0], [0, second, second, second, second]], atol=1e-4
-    )
-
-
-def test_process_supervision_of_the_wrong_number_of_rows():
-    step = jnp.ones((2, 3, 1))
-    with pytest.raises(ValueError, match=r"mask: expected B = P x G = 6 rows, .*, got 4"):
-        losses.process_group_norm(step, step.astype(jnp.int32), step > 0, jnp.ones((4, 5), bool))
-
-
 def test_reinforce_plus_plus_with_baseline_by_hand():
     # centred 1/2, -1/2, 0, 0: variance 1/8, so 0.5 / 0.3536
     adv = losses.reinforce_plus_plus_baseline(jnp.array([[1.0, 0.0], [1.0, 1.0]]), eps=0.0)

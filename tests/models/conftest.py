@@ -1,11 +1,14 @@
-"""Small models of every family, with parameters that let no term hide."""
+"""Small models of every family, with parameters that let no term hide; folders of such models."""
 
 import dataclasses
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from hf_folders import FIXTURES
 
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import declare, is_param, shardings
@@ -76,3 +79,15 @@ def tiny(request, one_device):
     arch = ARCHS[request.param]
     model = Transformer(arch)
     return Tiny(arch, model, random_params(arch, one_device), jax.jit(model.hidden))
+
+
+@pytest.fixture(params=FIXTURES, ids=lambda p: p.name)
+def folder(request):
+    """Each folder of the fixtures in turn."""
+    return request.param
+
+
+@pytest.fixture
+def copied(tmp_path):
+    """A tied llama in one file, free to be damaged."""
+    return Path(shutil.copytree(FIXTURES[0].parent / "llama-gqa-tied", tmp_path / "model"))
