@@ -41,8 +41,8 @@ class Batch:
     temperature: jax.Array  # [M, b, T] float32
     version: jax.Array  # [M, b, T] int32, version of the weights that sampled the token
     # Tokens that repeat others (distinct.py); None: each is computed where it stands.
-    distinct_place: jax.Array | None = None  # [M, R, U] int32, a place of each
-    distinct_token: jax.Array | None = None  # [M, b, T] int32, which of them stands where
+    distinct_place: jax.Array | None  # [M, R, U] int32, a place of each
+    distinct_token: jax.Array | None  # [M, b, T] int32, which of them stands where
 
 
 _OPTIONAL = "ref_logp", "old_value", "returns", "imitation", "selected"
@@ -196,7 +196,8 @@ def build(
     masks = [t.mask for t in trajectories]
     counts = [t.mask if t.counts is None else t.mask & t.counts for t in trajectories]
     tokens, segment_ids = packed(each("token_ids"), np.int32), packed(_segments(places), np.int32)
-    distinct = shape.parts and distinct_tokens(tokens, segment_ids, shape.parts)
+    found: Any = None if shape.parts is None else distinct_tokens(tokens, segment_ids, shape.parts)
+    distinct_place, distinct_token = found or (None, None)
     return Batch(
         tokens=tokens,
         positions=packed([np.arange(len(m)) for m in masks], np.int32),
@@ -215,7 +216,8 @@ def build(
         selected=optional("selected", bool),
         temperature=packed(each("temperature"), np.float32, 1),
         version=packed(each("version"), np.int32),
-        **(dict(zip(_DISTINCT, distinct, strict=True)) if distinct else {}),
+        distinct_place=distinct_place,
+        distinct_token=distinct_token,
     )
 
 
