@@ -18,7 +18,11 @@ class Chip:
         together: of a torus with d axes, the links' total both ways over 2 d. Of a GPU, one way.
       dcn_bandwidth: bytes a second of a device between slices, or between hosts.
       clock_hz: cycles a second, from the products: peak / (units x side^2 x 2); 0 for a GPU.
+      matrix_side: numbers along a side of its matrix unit, to which a product's dimensions are
+        filled up. Of a GPU, of the smallest tile that its libraries cut products into.
       devices: of a chip.
+      host_devices: that `axis_bandwidth` joins, of a GPU: those of a host; 0 for a TPU, of which
+        those of a slice are.
       source: of the numbers.
     """
 
@@ -29,9 +33,22 @@ class Chip:
     axis_bandwidth: float
     dcn_bandwidth: float
     clock_hz: float
+    matrix_side: int
     devices: int
+    host_devices: int
     source: str
 
+    @property
+    def is_gpu(self) -> bool:
+        """Whether its devices are joined by hosts and not by slices."""
+        return self.host_devices > 0
+
+
+_OF_GPUS = (
+    "8 of a host (DGX), each with a port of its own to other hosts, "
+    "https://docs.nvidia.com/dgx-basepod/; tiles from 64 x 64, https://docs.nvidia.com/deeplearning/"
+    "performance/dl-performance-matrix-multiplication/"
+)
 
 CHIPS = {
     chip.name: chip
@@ -44,7 +61,9 @@ CHIPS = {
             axis_bandwidth=100e9,
             dcn_bandwidth=25e9 / 8,
             clock_hz=1.5e9,
+            matrix_side=128,
             devices=1,
+            host_devices=0,
             source="https://cloud.google.com/tpu/docs/v5e; 4 units x 128^2; 400 GB/s, 2 axes",
         ),
         Chip(
@@ -55,7 +74,9 @@ CHIPS = {
             axis_bandwidth=200e9,
             dcn_bandwidth=50e9 / 8,
             clock_hz=1.75e9,
+            matrix_side=128,
             devices=1,
+            host_devices=0,
             source="https://cloud.google.com/tpu/docs/v5p; 8 units x 128^2; 1200 GB/s, 3 axes",
         ),
         Chip(
@@ -66,7 +87,9 @@ CHIPS = {
             axis_bandwidth=200e9,
             dcn_bandwidth=100e9 / 8,
             clock_hz=1.75e9,
+            matrix_side=256,
             devices=1,
+            host_devices=0,
             source="https://cloud.google.com/tpu/docs/v6e; 4 units x 256^2; 800 GB/s, 2 axes",
         ),
         Chip(
@@ -77,7 +100,9 @@ CHIPS = {
             axis_bandwidth=100e9,
             dcn_bandwidth=100e9 / 8 / 2,
             clock_hz=2.2e9,
+            matrix_side=256,
             devices=2,
+            host_devices=0,
             source="https://cloud.google.com/tpu/docs/tpu7x; 4 units x 256^2 a core; 1200 GB/s a "
             "chip, 3 axes",
         ),
@@ -89,8 +114,10 @@ CHIPS = {
             axis_bandwidth=450e9,
             dcn_bandwidth=400e9 / 8,
             clock_hz=0,
+            matrix_side=64,
             devices=1,
-            source="https://www.nvidia.com/en-us/data-center/h100/ (SXM, dense)",
+            host_devices=8,
+            source="https://www.nvidia.com/en-us/data-center/h100/ (SXM, dense); " + _OF_GPUS,
         ),
         Chip(
             name="h200",
@@ -100,8 +127,10 @@ CHIPS = {
             axis_bandwidth=450e9,
             dcn_bandwidth=400e9 / 8,
             clock_hz=0,
+            matrix_side=64,
             devices=1,
-            source="https://www.nvidia.com/en-us/data-center/h200/ (SXM, dense)",
+            host_devices=8,
+            source="https://www.nvidia.com/en-us/data-center/h200/ (SXM, dense); " + _OF_GPUS,
         ),
         Chip(
             name="a100",
@@ -111,8 +140,11 @@ CHIPS = {
             axis_bandwidth=300e9,
             dcn_bandwidth=200e9 / 8,
             clock_hz=0,
+            matrix_side=64,
             devices=1,
-            source="https://www.nvidia.com/en-us/data-center/a100/ (SXM, 80 GB, dense)",
+            host_devices=8,
+            source="https://www.nvidia.com/en-us/data-center/a100/ (SXM, 80 GB, dense); "
+            + _OF_GPUS,
         ),
     )
 }

@@ -46,7 +46,7 @@ def plan_command(
     if num_slices < 1:
         raise ValueError(f"--num-slices {num_slices}: give at least 1")
     chip = chip_of(topology)
-    if num_slices > 1 and chip.clock_hz == 0:
+    if num_slices > 1 and chip.is_gpu:
         raise ValueError(
             f"--num-slices {num_slices}: only TPUs come in slices; of GPUs give their number, "
             f"{chip.name}:{num_devices(topology, num_slices)}"
@@ -70,7 +70,7 @@ def plan_command(
 def _planned(
     config: RunConfig, topology: str, num_slices: int, stage: str | None, chip: Chip
 ) -> dict[str, Any]:
-    if chip.clock_hz == 0:
+    if chip.is_gpu:
         count = num_devices(topology, num_slices)
         return roofline_plan(config, rl_stage(config, stage), chip, topology, count)
     return plan(config, topology, num_slices=num_slices, stage=stage, say=_say)
