@@ -82,7 +82,7 @@ def _searched(
     """Plans of the best choices; their ranking is printed first."""
     chosen = rl_stage(config, stage)
     try:
-        found = ranked(config, chosen, chip, num_devices(topology, num_slices))
+        found = ranked(config, chosen, chip, num_devices(topology, num_slices), num_slices)
     except NothingFits as error:
         print(error)
         return []

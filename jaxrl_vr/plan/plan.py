@@ -62,9 +62,9 @@ def plan(
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        return _too_large(config, found, chip, topology, mesh, str(error))
+        return _too_large(config, found, chip, topology, num_slices, mesh, str(error))
     except NoRowFits as error:
-        return _too_large(config, found, chip, topology, mesh, str(error))
+        return _too_large(config, found, chip, topology, num_slices, mesh, str(error))
 
 
 def rl_stage(config: RunConfig, name: str | None) -> RlStage:
@@ -225,11 +225,12 @@ def _too_large(
     stage: RlStage,
     chip: Chip,
     topology: str,
+    num_slices: int,
     mesh: jax.sharding.Mesh,
     error: str,
 ) -> dict[str, Any]:
     """What the compiler refused: its own words, and sizes by formulas."""
-    found = roofline_plan(config, stage, chip, topology, mesh.size)
+    found = roofline_plan(config, stage, chip, topology, mesh.size, num_slices)
     reason = error.removeprefix("RESOURCE_EXHAUSTED:").strip().splitlines()[0]
     memory = {**dict.fromkeys(("gradients", "activations", "kv_cache"), 0), **found["memory"]}
     memory["while_updating"] = memory["gradients"] + memory["activations"]

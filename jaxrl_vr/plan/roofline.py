@@ -119,6 +119,7 @@ def estimate(
     critic_bytes: int = 0,
     scores: int = 0,
     has_average: bool = False,
+    num_slices: int = 1,
 ) -> Estimate:
     """Memory and time of a choice.
 
@@ -136,6 +137,7 @@ def estimate(
       critic_bytes: of a critic of the model's size that learns beside it, over all devices.
       scores: passes of the model over a step's tokens before the updates.
       has_average: whether one more copy of the weights is kept, their moving average.
+      num_slices: of TPUs, which `data` is split over.
     """
     N = num_params(declare(arch))
     split = choice.fsdp * choice.tensor
@@ -188,7 +190,7 @@ def estimate(
     # Each micro-batch reads the weights in every pass, and its gradient is added to the sum.
     read = num_micro * choice.passes * itemsize * N / choice.tensor / chip.bandwidth
     summed = num_micro * 3 * 4 * N / split / chip.bandwidth
-    network = Network.of(chip, choice.devices)
+    network = Network.of(chip, choice.devices, num_slices)
     waited = num_micro * activations_s(arch, choice, network, passes, tokens, itemsize)
     beside = num_micro * _weights_s(N, choice, network, itemsize)
     update = max(max(products, read) + summed + waited, beside)

@@ -18,6 +18,7 @@ from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import architecture, teacher
 from jaxrl_vr.plan.report import mesh_text
 from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
+from jaxrl_vr.plan.topology import check_slices
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
 from jaxrl_vr.train.check import check_sizes
 from jaxrl_vr.train.config import RunConfig
@@ -49,7 +50,7 @@ class NothingFits(Exception):
 
 
 def ranked(
-    config: RunConfig, stage: RlStage, chip: Chip, num_devices: int
+    config: RunConfig, stage: RlStage, chip: Chip, num_devices: int, num_slices: int = 1
 ) -> list[tuple[Choice, Estimate]]:
     """Choices that fit by formulas, the fastest first.
 
@@ -66,11 +67,14 @@ def ranked(
         sizes["expert"] = max(config.mesh.expert, 1)
         mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
         try:
+            check_slices(sizes, num_slices)
             check_sizes(with_choice(config, stage, choice), arch, mesh)
         except ValueError as error:
             refused = str(error)
             continue
-        one = _estimate(config, stage, choice, chip, arch, rollouts, row_length, moments)
+        one = _estimate(
+            config, stage, choice, chip, arch, rollouts, row_length, moments, num_slices
+        )
         found.append((choice, one))
     if not found:
         raise ValueError(f"--search: none of the layouts can run; of the last: {refused}")
@@ -126,7 +130,12 @@ def with_choice(config: RunConfig, stage: RlStage, choice: Choice) -> RunConfig:
 
 
 def roofline_plan(
-    config: RunConfig, stage: RlStage, chip: Chip, topology: str, num_devices: int
+    config: RunConfig,
+    stage: RlStage,
+    chip: Chip,
+    topology: str,
+    num_devices: int,
+    num_slices: int = 1,
 ) -> dict[str, Any]:
     """A plan by formulas alone, of the config as it is."""
     arch, rollouts, row_length = _sizes(config, stage)
@@ -142,7 +151,9 @@ def roofline_plan(
     )
 
     def estimated(choice: Choice) -> Estimate:
-        return _estimate(config, stage, choice, chip, arch, rollouts, row_length, moments)
+        return _estimate(
+            config, stage, choice, chip, arch, rollouts, row_length, moments, num_slices
+        )
 
     moments = moment_bytes(stage.optimizer, Transformer(arch).declare())
     found = estimated(choice)
@@ -204,6 +215,7 @@ def _estimate(
     rollouts: Rollouts,
     row_length: int,
     moments: int,
+    num_slices: int,
 ) -> Estimate:
     return estimate(
         arch,
@@ -219,6 +231,7 @@ def _estimate(
         critic_bytes=_critic_bytes(stage, arch),
         scores=stage.num_scores + (stage.critic is not None),
         has_average=stage.ema is not None,
+        num_slices=num_slices,
     )
 
 

@@ -135,3 +135,44 @@ def test_a_small_model_is_split_over_fsdp_before_tensor():
     assert meshes[0] == (("fsdp", 8),)
     assert meshes.index((("fsdp", 4), ("tensor", 2))) < meshes.index((("fsdp", 2), ("tensor", 4)))
     assert first[meshes[0]].bound == "compute"
+
+
+def updates_over_hosts(choice, chip="h100", num_slices=1):
+    """Seconds on devices of which only the network between hosts, or slices, is slow."""
+    chip = dataclasses.replace(
+        CHIPS[chip], bandwidth=1e30, peak_flops=1e30, axis_bandwidth=1e30, dcn_bandwidth=1e3
+    )
+    return estimate(
+        *(SMALL, Rollouts(16, 1, 12, 20), choice, chip),
+        **dict(row_length=32, slots=16, itemsize=2, moment_bytes=0, num_slices=num_slices),
+    ).update_s
+
+
+def test_axes_that_cross_hosts_take_the_network_between_them():
+    N = num_params(declare(SMALL))
+    one_host = Choice(1, 8, 1, 1, 16, "none")
+    assert updates_over_hosts(one_host) == pytest.approx(0, abs=1e-9)
+    # Half of two gathers in bfloat16 and a scatter in float32, over the 8 ports of a host.
+    both = Choice(1, 16, 1, 1, 16, "none")
+    assert updates_over_hosts(both) == pytest.approx((2 * 2 + 4) * N / 2 / 8e3)
+    # Each has an eighth of the gradient, of which half goes there and half comes back.
+    of_hosts = Choice(2, 8, 1, 1, 16, "none")
+    assert updates_over_hosts(of_hosts) == pytest.approx(4 * N / 8 / 1e3)
+    # Sums of 4 rows of 32 tokens of width 8 in bfloat16, 7 forward and 7 backward, in and out.
+    of_tensor = Choice(1, 4, 1, 4, 16, "none")
+    assert updates_over_hosts(of_tensor) == pytest.approx((2 * 2 + 4) * N / 4 / 2 / 2e3)
+    wide = Choice(1, 1, 1, 16, 16, "none")
+    assert updates_over_hosts(wide) == pytest.approx(14 * 2 * 16 * 32 * 8 * 2 / 2 / 8e3)
+
+
+def test_slices_exchange_gradients_over_the_hosts_network():
+    N = num_params(declare(SMALL))
+    of_data = Choice(2, 4, 1, 1, 16, "none")
+    assert updates_over_hosts(of_data, "v5e") == pytest.approx(0, abs=1e-9)
+    assert updates_over_hosts(of_data, "v5e", 2) == pytest.approx(4 * N / 4 / 1e3)
+
+
+def test_a_search_over_slices_has_data_over_them():
+    config, stage = shipped(QWEN)
+    found = ranked(config, stage, CHIPS["v5e"], 16, num_slices=2)
+    assert found and all(choice.data % 2 == 0 for choice, _ in found)
