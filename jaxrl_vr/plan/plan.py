@@ -19,7 +19,7 @@ from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, mesh_of
 from jaxrl_vr.sharding import local_bytes
-from jaxrl_vr.train.check import check_optimizers, check_sizes
+from jaxrl_vr.train.check import check_optimizers, checked_mesh
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.micro import NoRowFits, is_out_of_memory
 from jaxrl_vr.train.models import attention_backend
@@ -54,8 +54,8 @@ def plan(
     chip = chip_of(topology)
     found = rl_stage(config, stage)
     model = planned_model(config)
-    mesh = mesh_of(config.mesh, devices(topology, num_slices), num_slices)
-    check_sizes(config, model.arch, mesh)
+    there = devices(topology, num_slices)
+    mesh = checked_mesh(config, model.arch, lambda: mesh_of(config.mesh, there, num_slices))
     check_optimizers(config, model)
     try:
         return planned(config, found, model, mesh, chip, topology, say)

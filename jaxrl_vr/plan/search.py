@@ -20,7 +20,7 @@ from jaxrl_vr.plan.report import mesh_text
 from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
 from jaxrl_vr.plan.topology import check_slices
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
-from jaxrl_vr.train.check import check_sizes
+from jaxrl_vr.train.check import checked_mesh
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.critic import Critic
 from jaxrl_vr.train.limits import Rollouts
@@ -68,7 +68,7 @@ def ranked(
         mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
         try:
             check_slices(sizes, num_slices)
-            check_sizes(with_choice(config, stage, choice), arch, mesh)
+            checked_mesh(with_choice(config, stage, choice), arch, lambda mesh=mesh: mesh)
         except ValueError as error:
             refused = str(error)
             continue
@@ -139,8 +139,12 @@ def roofline_plan(
 ) -> dict[str, Any]:
     """A plan by formulas alone, of the config as it is."""
     arch, rollouts, row_length = _sizes(config, stage)
-    sizes = axis_sizes(config.mesh, num_devices)
-    check_sizes(config, arch, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
+
+    def abstract_mesh() -> AbstractMesh:
+        sizes = axis_sizes(config.mesh, num_devices)
+        return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+    sizes = checked_mesh(config, arch, abstract_mesh).shape
     choice = Choice(
         sizes["data"],
         sizes["fsdp"],

@@ -358,6 +358,20 @@ def test_a_mesh_that_divides_neither_heads_nor_rows(config_file, capsys, overrid
     assert message in call(capsys, *args, code=2)
 
 
+def test_all_that_does_not_divide_is_said_at_once(config_file, capsys):
+    args = "plan", config_file, "mesh.tensor=8", "engine.slots=15", "stages.rl.micro.rows=7"
+    text = call(capsys, *args, "--topology", "h100:8", code=2)
+    assert text == (
+        "error: mesh.tensor = 8 does not divide the model's 4 query heads, so each of its devices "
+        "would hold all of them; mesh.tensor = 4 works, with the other devices in data\n"
+        "with that, engine.slots = 15 cannot be split over data x fsdp x context = 2 devices, so "
+        "that several would sample the same; use 16\n"
+        "with that, stages.rl.micro.rows = 7 cannot be split over data x fsdp = 2 devices; use 8\n"
+    )
+    works = "mesh.tensor=4", "mesh.data=2", "engine.slots=16", "stages.rl.micro.rows=8"
+    assert "): fits" in call(capsys, "plan", config_file, *works, "--topology", "h100:8")
+
+
 def test_a_stage_that_is_not_there(config_file, capsys):
     args = "plan", config_file, "--topology", "h100:8", "--stage", "sft"
     assert "the config's are: rl" in call(capsys, *args, code=2)
