@@ -6,7 +6,7 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -87,19 +87,14 @@ def mesh_of(config: MeshConfig, found: Sequence[Any], num_slices: int) -> jax.sh
     if num_slices == 1:
         return make_mesh(config, found)
     sizes = axis_sizes(config, len(found))
-    check_slices(sizes, num_slices)
-    by_slice = sorted(found, key=lambda device: device.slice_index)
-    devices = np.array(by_slice).reshape(tuple(sizes.values()))
-    return jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
-
-
-def check_slices(sizes: Mapping[str, int], num_slices: int) -> None:
-    """Raises ValueError if the `data` of a mesh does not split over the slices."""
     if sizes["data"] % num_slices:
         raise ValueError(
             f"mesh.data = {sizes['data']} with {num_slices} slices: only data goes over the "
             f"network between slices; set mesh.data to a multiple of {num_slices}"
         )
+    by_slice = sorted(found, key=lambda device: device.slice_index)
+    devices = np.array(by_slice).reshape(tuple(sizes.values()))
+    return jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def _sizes(shape: str) -> list[int]:

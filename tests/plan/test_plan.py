@@ -283,6 +283,63 @@ def test_a_search_prints_the_plans_that_fit_or_why_none_does(
     assert ("10 of the 10 that were compiled do not fit" in text) == (not fits)
 
 
+OTHER_STAGE = """
+[[stages]]
+type = "sft"
+name = "cold"
+data = ["train"]
+steps = 1
+batch = 8
+max_tokens = 128
+micro = { rows = 7 }
+optimizer = { type = "adamw", learning_rate = 1e-3 }
+"""
+
+
+@pytest.mark.parametrize(
+    "more, overrides, message, works",
+    [
+        (
+            "",
+            ["engine.slots=1"],
+            "--search: none of the 210 layouts can run (195 refused for engine.slots, 15 refused "
+            "for mesh.tensor). The simplest to mend is data = 2, tensor = 4, rows 2, remat none: "
+            "engine.slots = 1 cannot be split over data x fsdp x context = 2 devices, so that "
+            "several would sample the same; use 2",
+            ["engine.slots=2"],
+        ),
+        # Of the four devices of `context` no other stage's rows need to know.
+        (
+            OTHER_STAGE,
+            ["engine.slots=3"],
+            "--search: none of the 210 layouts can run (195 refused for engine.slots, 150 refused "
+            "for stages.cold.micro.rows, 15 refused for mesh.tensor). The simplest to mend is "
+            "context = 4, tensor = 2, rows 1, remat none: engine.slots = 3 cannot be split over "
+            "data x fsdp x context = 4 devices, so that several would sample the same; use 4",
+            ["engine.slots=4"],
+        ),
+        (
+            "",
+            ["mesh.expert=2"],
+            "--search: none of the 210 layouts can run (210 refused for mesh.expert, 15 refused "
+            "for mesh.tensor). The simplest to mend is data = 8, rows 8, remat none: mesh.expert = "
+            "2: the model has no experts to split, so these devices would all do the same; set it "
+            "to 1, and give them to data or fsdp",
+            ["mesh.expert=1"],
+        ),
+    ],
+    ids=["slots", "slots and another stage", "experts"],
+)
+def test_a_search_in_which_nothing_runs_says_what_is_mended_most_simply(
+    config_file, capsys, more, overrides, message, works
+):
+    config_file.write_text(CONFIG + more)
+    args = "plan", config_file, "--topology", "h100:8", "--search"
+    text = call(capsys, *args, *overrides, code=2)
+    assert text == f"error: {message}\n"
+    call(capsys, *args, *works)
+
+
 def test_a_large_model_is_split(config_file):
     large = ["model.width=8192", "model.heads=64", "model.layers=64", "model.ffn=28672"]
     config = load(RunConfig, [config_file], large)
