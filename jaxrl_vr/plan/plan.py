@@ -216,7 +216,7 @@ def planned(
         },
         "advice": []
         if fits
-        else advice_for(config, stage, lowered.shape.rows, total, chip, memory, mesh),
+        else advice_for(config, stage, lowered.shape.rows, chip, memory, mesh.shape),
     }
 
 
@@ -232,16 +232,14 @@ def _too_large(
     """What the compiler refused: its own words, and sizes by formulas."""
     found = roofline_plan(config, stage, chip, topology, mesh.size, num_slices)
     reason = error.removeprefix("RESOURCE_EXHAUSTED:").strip().splitlines()[0]
-    memory = {**dict.fromkeys(("gradients", "activations", "kv_cache"), 0), **found["memory"]}
-    memory["while_updating"] = memory["gradients"] + memory["activations"]
-    memory["while_sampling"] = memory["kv_cache"]
-    total = int(max(memory["total"], chip.memory_bytes))
+    # The formulas may say that it fits.
+    memory = {**found["memory"], "total": max(found["memory"]["total"], chip.memory_bytes)}
     rows = 1 if stage.micro.rows == "auto" else stage.micro.rows
     return {
         **found,
         "plan": "sizes by formulas: the compiler found that a program does not fit",
         "fits": False,
-        "advice": [reason, *advice_for(config, stage, rows, total, chip, memory, mesh)[1:]],
+        "advice": [reason, *advice_for(config, stage, rows, chip, memory, mesh.shape)[1:]],
     }
 
 

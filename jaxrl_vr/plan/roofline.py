@@ -91,12 +91,20 @@ class Estimate:
     bound: str
 
     @property
-    def total_bytes(self) -> float:
-        """Of a device, at the worst moment."""
+    def moments(self) -> dict[str, float]:
+        """Bytes of a device while it updates and while it samples."""
         m = self.memory
         of_learner = "parameters", "optimizer", "reference", "teacher", "critic", "average"
         state = sum(m[name] for name in of_learner)
-        return state + max(m["gradients"] + m["activations"], m["sampler_weights"] + m["kv_cache"])
+        return {
+            "while_updating": state + m["gradients"] + m["activations"],
+            "while_sampling": state + m["sampler_weights"] + m["kv_cache"],
+        }
+
+    @property
+    def total_bytes(self) -> float:
+        """Of a device, at the worst moment."""
+        return max(self.moments.values())
 
     @property
     def step_s(self) -> float:
@@ -119,6 +127,7 @@ def estimate(
     critic_bytes: int = 0,
     scores: int = 0,
     has_average: bool = False,
+    cache_tokens: int = 0,
     num_slices: int = 1,
 ) -> Estimate:
     """Memory and time of a choice.
@@ -137,6 +146,7 @@ def estimate(
       critic_bytes: of a critic of the model's size that learns beside it, over all devices.
       scores: passes of the model over a step's tokens before the updates.
       has_average: whether one more copy of the weights is kept, their moving average.
+      cache_tokens: that the sampler's cache has room for, over all devices; 0: all of its slots.
       num_slices: of TPUs, which `data` is split over.
     """
     N = num_params(declare(arch))
@@ -164,7 +174,7 @@ def estimate(
     of_token = 2 * arch.layers * arch.kv_heads * arch.head_dim * itemsize
     groups = choice.data * choice.fsdp * choice.context
     cached = slots * rollouts.new_tokens + -(-slots // rollouts.samples) * rollouts.prompt_tokens
-    cache = cached * of_token / groups / _kv_split(arch, choice.tensor)
+    cache = (cache_tokens or cached) * of_token / groups / _kv_split(arch, choice.tensor)
     view = itemsize * N / choice.tensor
     memory = {
         "parameters": 4 * N / split,

@@ -17,6 +17,7 @@ from jaxrl_vr.models.flops import num_params
 from jaxrl_vr.models.params import is_param
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import architecture, teacher
+from jaxrl_vr.plan.memory import advice_for
 from jaxrl_vr.plan.report import mesh_text
 from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
@@ -194,7 +195,7 @@ def roofline_plan(
             break
         choice, found = larger, estimated(larger)
     fits = found.total_bytes <= chip.memory_bytes
-    over = found.total_bytes - chip.memory_bytes
+    memory = {**found.memory, **found.moments, "total": found.total_bytes}
     return {
         "plan": "roofline estimate, nothing was compiled",
         "model": arch.family,
@@ -203,14 +204,14 @@ def roofline_plan(
         "mesh": choice.mesh,
         "chip": dataclasses.asdict(chip),
         "fits": fits,
-        "memory": {**found.memory, "total": found.total_bytes},
+        "memory": memory,
         "step": {
             "rollout_s": found.rollout_s,
             "update_s": found.update_s,
             "step_s": found.step_s,
         },
         "bound": found.bound,
-        "advice": [] if fits else [f"too large by {over / 1e9:.1f} GB a device, by formulas"],
+        "advice": [] if fits else advice_for(config, stage, choice.rows, chip, memory, sizes),
     }
 
 
@@ -262,6 +263,7 @@ def _estimate(
         critic_bytes=_critic_bytes(stage, arch),
         scores=stage.num_scores + (stage.critic is not None),
         has_average=stage.ema is not None,
+        cache_tokens=config.engine.cache_tokens,
         num_slices=num_slices,
     )
 

@@ -4,6 +4,7 @@ layout is the fastest."""
 import dataclasses
 import re
 
+import jax
 import pytest
 from runs import ROOT
 
@@ -12,11 +13,12 @@ from jaxrl_vr.metrics.chips import CHIPS
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.flops import num_params
 from jaxrl_vr.models.params import declare
+from jaxrl_vr.plan import plan as plan_module
 from jaxrl_vr.plan.known import architecture
 from jaxrl_vr.plan.network import Network
 from jaxrl_vr.plan.plan import rl_stage
 from jaxrl_vr.plan.roofline import Choice, Passes, activations_s, estimate, padded_weights
-from jaxrl_vr.plan.search import ranked
+from jaxrl_vr.plan.search import ranked, roofline_plan
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.limits import Rollouts
 
@@ -176,3 +178,71 @@ def test_a_search_over_slices_has_data_over_them():
     config, stage = shipped(QWEN)
     found = ranked(config, stage, CHIPS["v5e"], 16, num_slices=2)
     assert found and all(choice.data % 2 == 0 for choice, _ in found)
+
+
+GPU = ROOT / "configs" / "gpu" / "qwen2.5_7b_h100-8_grpo.toml"
+
+
+@pytest.mark.parametrize(
+    "overrides, advice, followed",
+    [
+        (
+            ["stages.rl.micro.rows=256", 'model.remat="none"'],
+            [
+                "too large by 226.8 GB a device (306.8 of 80.0)",
+                'set model.remat = "minimal": no more than products are kept of a layer',
+                'set model.remat = "block": activations of one layer at a time',
+                "lower stages.rl.micro.rows from 256",
+            ],
+            ["stages.rl.micro.rows=64", 'model.remat="block"'],
+        ),
+        (
+            ["engine.slots=16384"],
+            [
+                "too large by 74.4 GB a device (154.4 of 80.0)",
+                "the cache takes 127.8 GB: lower engine.slots, or set engine.cache_tokens",
+            ],
+            ["engine.cache_tokens=1048576"],
+        ),
+        (
+            ["mesh.fsdp=1", "mesh.data=8"],
+            [
+                "too large by 110.3 GB a device (190.3 of 80.0)",
+                "lower stages.rl.micro.rows from 16",
+                "set stages.rl.optimizer.state_offload = true: its 60.9 GB lie in the host's "
+                "memory between updates",
+                "parameters, optimizer and gradients take 121.8 GB of each: raise mesh.fsdp 4 "
+                "times, on as many more devices",
+            ],
+            ["mesh.fsdp=4", "mesh.data=2"],
+        ),
+    ],
+    ids=["activations", "cache", "state"],
+)
+def test_what_does_not_fit_by_formulas_is_told_what_would(overrides, advice, followed):
+    def plan_of(*more):
+        config = load(RunConfig, [GPU], [*overrides, *more])
+        return roofline_plan(config, rl_stage(config, None), CHIPS["h100"], "h100:8", 8)
+
+    found = plan_of()
+    assert not found["fits"] and found["advice"] == advice
+    mended = plan_of(*followed)
+    assert mended["fits"] and mended["advice"] == []
+
+
+def test_what_the_compiler_refuses_is_told_what_would_fit(monkeypatch):
+    def refuse(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in hbm. Used 17G")
+
+    monkeypatch.setattr(plan_module, "devices", lambda *_: jax.devices())
+    monkeypatch.setattr(plan_module, "planned", refuse)
+    config = load(RunConfig, [TPU / QWEN], ["stages.rl.micro.rows=64"])
+    found = plan_module.plan(config, "v5e:2x4")
+    assert found["plan"] == "sizes by formulas: the compiler found that a program does not fit"
+    assert not found["fits"]
+    assert found["advice"] == [
+        "Ran out of memory in hbm. Used 17G",
+        "lower stages.rl.micro.rows from 64",
+        "set stages.rl.optimizer.state_offload = true: its 1.5 GB lie in the host's memory between "
+        "updates",
+    ]
