@@ -23,6 +23,8 @@ class Chip:
       devices: of a chip.
       host_devices: that `axis_bandwidth` joins, of a GPU: those of a host; 0 for a TPU, of which
         those of a slice are.
+      slices: chips along each axis of a TPU's small slices, or of all that there are.
+      cubes: chips of the largest slice of whole cubes of 4 x 4 x 4; 0 where there are none.
       source: of the numbers.
     """
 
@@ -36,6 +38,8 @@ class Chip:
     matrix_side: int
     devices: int
     host_devices: int
+    slices: tuple[tuple[int, ...], ...]
+    cubes: int
     source: str
 
     @property
@@ -48,6 +52,14 @@ _OF_GPUS = (
     "8 of a host (DGX), each with a port of its own to other hosts, "
     "https://docs.nvidia.com/dgx-basepod/; tiles from 64 x 64, https://docs.nvidia.com/deeplearning/"
     "performance/dl-performance-matrix-multiplication/"
+)
+
+_FLAT = (1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)
+_SMALL = (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)
+# Beside each chip's page, the list that Google's own launcher accepts.
+_OF_SLICES = (
+    "slices: https://github.com/AI-Hypercomputer/xpk/blob/main/src/xpk/core/"
+    "system_characteristics.py"
 )
 
 CHIPS = {
@@ -64,7 +76,10 @@ CHIPS = {
             matrix_side=128,
             devices=1,
             host_devices=0,
-            source="https://cloud.google.com/tpu/docs/v5e; 4 units x 128^2; 400 GB/s, 2 axes",
+            slices=_FLAT,
+            cubes=0,
+            source="https://cloud.google.com/tpu/docs/v5e; 4 units x 128^2; 400 GB/s, 2 axes; "
+            + _OF_SLICES,
         ),
         Chip(
             name="v5p",
@@ -77,7 +92,10 @@ CHIPS = {
             matrix_side=128,
             devices=1,
             host_devices=0,
-            source="https://cloud.google.com/tpu/docs/v5p; 8 units x 128^2; 1200 GB/s, 3 axes",
+            slices=_SMALL,
+            cubes=8960,
+            source="https://cloud.google.com/tpu/docs/v5p; 8 units x 128^2; 1200 GB/s, 3 axes; "
+            + _OF_SLICES,
         ),
         Chip(
             name="v6e",
@@ -90,7 +108,10 @@ CHIPS = {
             matrix_side=256,
             devices=1,
             host_devices=0,
-            source="https://cloud.google.com/tpu/docs/v6e; 4 units x 256^2; 800 GB/s, 2 axes",
+            slices=_FLAT,
+            cubes=0,
+            source="https://cloud.google.com/tpu/docs/v6e; 4 units x 256^2; 800 GB/s, 2 axes; "
+            + _OF_SLICES,
         ),
         Chip(
             name="7x",
@@ -103,8 +124,10 @@ CHIPS = {
             matrix_side=256,
             devices=2,
             host_devices=0,
+            slices=((1, 1, 1), *_SMALL),
+            cubes=9216,
             source="https://cloud.google.com/tpu/docs/tpu7x; 4 units x 256^2 a core; 1200 GB/s a "
-            "chip, 3 axes",
+            "chip, 3 axes; " + _OF_SLICES,
         ),
         Chip(
             name="h100",
@@ -117,6 +140,8 @@ CHIPS = {
             matrix_side=64,
             devices=1,
             host_devices=8,
+            slices=(),
+            cubes=0,
             source="https://www.nvidia.com/en-us/data-center/h100/ (SXM, dense); " + _OF_GPUS,
         ),
         Chip(
@@ -130,6 +155,8 @@ CHIPS = {
             matrix_side=64,
             devices=1,
             host_devices=8,
+            slices=(),
+            cubes=0,
             source="https://www.nvidia.com/en-us/data-center/h200/ (SXM, dense); " + _OF_GPUS,
         ),
         Chip(
@@ -143,6 +170,8 @@ CHIPS = {
             matrix_side=64,
             devices=1,
             host_devices=8,
+            slices=(),
+            cubes=0,
             source="https://www.nvidia.com/en-us/data-center/a100/ (SXM, 80 GB, dense); "
             + _OF_GPUS,
         ),

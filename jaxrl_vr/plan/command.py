@@ -20,7 +20,7 @@ from jaxrl_vr.plan.search import (
     roofline_plan,
     with_choice,
 )
-from jaxrl_vr.plan.topology import chip_of, num_devices
+from jaxrl_vr.plan.topology import check_slice, chip_of, num_devices
 from jaxrl_vr.train.config import RunConfig
 
 NOTHING_FITS = 3
@@ -46,6 +46,7 @@ def plan_command(
     if num_slices < 1:
         raise ValueError(f"--num-slices {num_slices}: give at least 1")
     chip = chip_of(topology)
+    check_slice(topology)
     if num_slices > 1 and chip.is_gpu:
         raise ValueError(
             f"--num-slices {num_slices}: only TPUs come in slices; of GPUs give their number, "

@@ -45,6 +45,8 @@ def explained(config: RunConfig, error: OutOfMemory, say: Callable[[str], None])
         matrix_side=1,
         devices=1,
         host_devices=0,
+        slices=(),
+        cubes=0,
         source="the device itself",
     )
     model = planned_model(config, device.platform)
