@@ -23,7 +23,7 @@ class Chip:
       devices: of a chip.
       host_devices: that `axis_bandwidth` joins, of a GPU: those of a host; 0 for a TPU, of which
         those of a slice are.
-      slices: chips along each axis of a TPU's small slices, or of all that there are.
+      slices: shapes of a TPU's slices smaller than a cube, or of all: chips along each axis.
       cubes: chips of the largest slice of whole cubes of 4 x 4 x 4; 0 where there are none.
       source: of the numbers.
     """
@@ -38,7 +38,7 @@ class Chip:
     matrix_side: int
     devices: int
     host_devices: int
-    slices: tuple[tuple[int, ...], ...]
+    slices: str
     cubes: int
     source: str
 
@@ -54,8 +54,8 @@ _OF_GPUS = (
     "performance/dl-performance-matrix-multiplication/"
 )
 
-_FLAT = (1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)
-_SMALL = (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4)
+_FLAT = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16"
+_SMALL = "2x2x1 2x2x2 2x2x4 2x4x4"
 # Beside each chip's page, the list that Google's own launcher accepts.
 _OF_SLICES = (
     "slices: https://github.com/AI-Hypercomputer/xpk/blob/main/src/xpk/core/"
@@ -124,7 +124,7 @@ CHIPS = {
             matrix_side=256,
             devices=2,
             host_devices=0,
-            slices=((1, 1, 1), *_SMALL),
+            slices="1x1x1 " + _SMALL,
             cubes=9216,
             source="https://cloud.google.com/tpu/docs/tpu7x; 4 units x 256^2 a core; 1200 GB/s a "
             "chip, 3 axes; " + _OF_SLICES,
@@ -140,7 +140,7 @@ CHIPS = {
             matrix_side=64,
             devices=1,
             host_devices=8,
-            slices=(),
+            slices="",
             cubes=0,
             source="https://www.nvidia.com/en-us/data-center/h100/ (SXM, dense); " + _OF_GPUS,
         ),
@@ -155,7 +155,7 @@ CHIPS = {
             matrix_side=64,
             devices=1,
             host_devices=8,
-            slices=(),
+            slices="",
             cubes=0,
             source="https://www.nvidia.com/en-us/data-center/h200/ (SXM, dense); " + _OF_GPUS,
         ),
@@ -170,7 +170,7 @@ CHIPS = {
             matrix_side=64,
             devices=1,
             host_devices=8,
-            slices=(),
+            slices="",
             cubes=0,
             source="https://www.nvidia.com/en-us/data-center/a100/ (SXM, 80 GB, dense); "
             + _OF_GPUS,

@@ -182,7 +182,7 @@ def planned(
         "topology": topology,
         "devices": mesh.size,
         "mesh": {name: size for name, size in mesh.shape.items() if size > 1},
-        "micro_rows": lowered.shape.rows,
+        "rows": lowered.shape.rows,
         "micro_batches": micro,
         "row_length": length,
         "remat": model.remat,

@@ -45,7 +45,7 @@ def explained(config: RunConfig, error: OutOfMemory, say: Callable[[str], None])
         matrix_side=1,
         devices=1,
         host_devices=0,
-        slices=(),
+        slices="",
         cubes=0,
         source="the device itself",
     )

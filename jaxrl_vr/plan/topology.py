@@ -52,7 +52,8 @@ def chip_of(topology: str) -> Chip:
         near = [chip for chip in CHIPS if chip in name]
         near = near or difflib.get_close_matches(name, CHIPS, len(CHIPS))
         # Of several that are near, one that has as many sides: v5:2x2 is v5e and not v5p.
-        near.sort(key=lambda chip: shape.count("x") != _num_sides(CHIPS[chip]) - 1)
+        sides = shape.count("x")
+        near.sort(key=lambda chip: CHIPS[chip].slices.partition(" ")[0].count("x") != sides)
         raise ValueError(
             f"{where}: there is no chip {found[1]!r}"
             + (f", did you mean {near[0]}:{shape}? The" if near else "; the")
@@ -90,7 +91,7 @@ def check_slice(topology: str) -> None:
     """Raises ValueError if TPUs come in no slice of this shape, with one that they come in."""
     chip = chip_of(topology)
     sizes = tuple(_sizes(topology.split(":")[1]))
-    there_are = [*chip.slices, *_cube_slices(chip)]
+    there_are = [*(tuple(_sizes(one)) for one in chip.slices.split()), *_cube_slices(chip)]
     if chip.is_gpu or sizes in there_are:
         return
     same = [one for one in there_are if sorted(one) == sorted(sizes)]
@@ -105,7 +106,7 @@ def check_slice(topology: str) -> None:
         what = "the largest"
     raise ValueError(
         f"topology {topology!r}: {chip.name} has slices of {_slices_text(chip)}; "
-        f"{chip.name}:{_shape_text(near)} is {what}"
+        f"{chip.name}:{'x'.join(map(str, near))} is {what}"
     )
 
 
@@ -126,18 +127,10 @@ def _cube_slices(chip: Chip) -> list[tuple[int, int, int]]:
 
 
 def _slices_text(chip: Chip) -> str:
-    listed = ", ".join(map(_shape_text, chip.slices))
+    listed = ", ".join(chip.slices.split())
     if not chip.cubes:
         return listed
     return f"{listed}, or AxBxC of multiples of 4, A <= B <= C, with at most {chip.cubes:,} chips"
-
-
-def _num_sides(chip: Chip) -> int:
-    return len(chip.slices[0]) if chip.slices else 1
-
-
-def _shape_text(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
 
 
 def devices(topology: str, num_slices: int = 1) -> list[Any]:

@@ -21,7 +21,7 @@ from jaxrl_vr.plan import command
 from jaxrl_vr.plan import plan as plan_module
 from jaxrl_vr.plan import topology as topology_module
 from jaxrl_vr.plan.plan import plan
-from jaxrl_vr.plan.report import axes_of
+from jaxrl_vr.plan.report import axes_of, table
 from jaxrl_vr.plan.roofline import Choice, estimate
 from jaxrl_vr.plan.search import first_fitting, ranked, roofline_plan, with_choice
 from jaxrl_vr.plan.topology import mesh_of, num_devices
@@ -120,6 +120,8 @@ def test_a_plan_says_how_long_and_what_bounds_it(config_file, on_cpu):
     assert step["step_s"] == pytest.approx(
         step["rollout_s"] + step["update_s"] + step["weight_sync_s"]
     )
+    assert (found["rows"], found["row_length"], found["remat"]) == (8, 128, "none")
+    assert "\n  micro-batches of 8 rows of 128 tokens, remat none\n" in table(found)
     assert json.loads(json.dumps(found)) == found
 
 
@@ -130,6 +132,16 @@ def test_a_gpu_is_planned_by_formulas(config_file, capsys):
     text = call(capsys, "plan", config_file, "--topology", "h100:8")
     assert "on h100:8 (fsdp = 8): fits" in text
     assert "roofline estimate, nothing was compiled" in text
+    assert "\n  micro-batches of 8 rows of 128 tokens, remat none\n" in text
+
+
+def test_rows_that_a_plan_by_formulas_finds_are_said(config_file, capsys, tmp_path):
+    out = tmp_path / "plan.json"
+    args = "plan", config_file, 'stages.rl.micro.rows="auto"', 'model.remat="block"'
+    text = call(capsys, *args, "--topology", "h100:8", "--json", out)
+    found = json.loads(out.read_text())
+    assert (found["rows"], found["row_length"], found["remat"]) == (16, 128, "block")
+    assert "\n  micro-batches of 16 rows of 128 tokens, remat block\n" in text
 
 
 @pytest.mark.parametrize(
@@ -519,14 +531,19 @@ def test_the_plan_beside_a_gpu_config_is_what_is_printed(path, capsys):
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "tpu").glob("*.toml")), ids=str)
 def test_a_tpu_config_has_its_plan_beside_it_and_fits(path):
     topology = re.search(r"--topology (\S+)`", path.read_text())[1]
-    first, kind = (path.parent / f"{path.stem}.plan.txt").read_text().splitlines()[:2]
+    first, kind, micro = (path.parent / f"{path.stem}.plan.txt").read_text().splitlines()[:3]
     config = load(RunConfig, [path], [])
+    stage = plan_module.rl_stage(config, None)
     sizes = axis_sizes(config.mesh, num_devices(topology))
     mesh = ", ".join(f"{name} = {size}" for name, size in sizes.items() if size > 1)
     N = num_params(declare(plan_module.planned_model(config).arch))
     family = plan_module.planned_model(config).arch.family
     assert first == f"{family} of {N / 1e9:.2f} billion parameters on {topology} ({mesh}): fits"
     assert kind == "  compiled; every time is an estimate"
+    rows, row_length = stage.micro.rows, stage.row_length(config.model.max_length)
+    assert micro == (
+        f"  micro-batches of {rows} rows of {row_length:,} tokens, remat {config.model.remat}"
+    )
     # What can be known without compiling is as it stands there.
     text = (path.parent / f"{path.stem}.plan.txt").read_text()
     found = float(re.search(r"parameters +([\d.]+) GB", text)[1])
