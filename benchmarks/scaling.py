@@ -55,7 +55,7 @@ def line(found: dict[str, Any]) -> dict[str, Any]:
         names = "topology", "devices", "mesh", "fits", "advice"
         return {"benchmark": "scaling", **{name: found[name] for name in names}}
     step = found["step"]
-    tokens = found["micro_batches"] * found["micro_rows"] * found["row_length"]
+    tokens = found["micro_batches"] * found["rows"] * found["row_length"]
     return {
         "benchmark": "scaling",
         "model": found["model"],

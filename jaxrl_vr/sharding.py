@@ -79,11 +79,23 @@ class MeshConfig(Config):
         return self
 
 
+class MeshMismatch(ValueError):
+    """Axes that do not make up the devices.
+
+    Attributes:
+      works: sizes of all axes that do.
+    """
+
+    def __init__(self, text: str, works: Mapping[str, int]):
+        super().__init__(text)
+        self.works = works
+
+
 def axis_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     """Devices along each axis.
 
     Raises:
-      ValueError: the axes do not make up the devices.
+      MeshMismatch: the axes do not make up the devices.
     """
     sizes = {axis: getattr(config, axis) for axis in MESH_AXES}
     fixed = math.prod(size for size in sizes.values() if size != -1)
@@ -91,9 +103,12 @@ def axis_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     if num_devices % fixed or (rest is None and fixed != num_devices):
         asked = " x ".join(f"{axis} {n}" for axis, n in sizes.items() if n not in (1, -1))
         verb = "does not divide" if rest else "is not"
-        raise ValueError(
+        works = _working_mesh(sizes, num_devices)
+        named = ", ".join(f"mesh.{axis} = {size}" for axis, size in works.items())
+        raise MeshMismatch(
             f"mesh: {asked or 'every axis 1'} = {fixed} {verb} the {num_devices} devices; "
-            f"{_working_mesh(sizes, num_devices)} works"
+            f"{named} works",
+            {axis: works.get(axis, 1) for axis in MESH_AXES},
         )
     if rest is not None:
         sizes[rest] = num_devices // fixed
@@ -110,17 +125,17 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     return Mesh(placed, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
-def _working_mesh(sizes: Mapping[str, int], num_devices: int) -> str:
+def _working_mesh(sizes: Mapping[str, int], num_devices: int) -> dict[str, int]:
     """The asked mesh, each axis cut to a size that divides what is left, the rest to one axis."""
     rest = next((axis for axis, size in sizes.items() if size == -1), "data")
     left = num_devices
-    works = []
+    works = {rest: num_devices}
     for axis, size in sizes.items():
         if axis != rest and size > 1:
-            size = math.gcd(size, left)
-            left //= size
-            works.append(f"mesh.{axis} = {size}")
-    return ", ".join([f"mesh.{rest} = {left}", *works])
+            works[axis] = math.gcd(size, left)
+            left //= works[axis]
+    works[rest] = left
+    return works
 
 
 def spec(

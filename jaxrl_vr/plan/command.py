@@ -20,7 +20,7 @@ from jaxrl_vr.plan.search import (
     roofline_plan,
     with_choice,
 )
-from jaxrl_vr.plan.topology import chip_of, num_devices
+from jaxrl_vr.plan.topology import check_slice, chip_of, num_devices
 from jaxrl_vr.train.config import RunConfig
 
 NOTHING_FITS = 3
@@ -46,7 +46,8 @@ def plan_command(
     if num_slices < 1:
         raise ValueError(f"--num-slices {num_slices}: give at least 1")
     chip = chip_of(topology)
-    if num_slices > 1 and chip.clock_hz == 0:
+    check_slice(topology)
+    if num_slices > 1 and chip.is_gpu:
         raise ValueError(
             f"--num-slices {num_slices}: only TPUs come in slices; of GPUs give their number, "
             f"{chip.name}:{num_devices(topology, num_slices)}"
@@ -70,7 +71,7 @@ def plan_command(
 def _planned(
     config: RunConfig, topology: str, num_slices: int, stage: str | None, chip: Chip
 ) -> dict[str, Any]:
-    if chip.clock_hz == 0:
+    if chip.is_gpu:
         count = num_devices(topology, num_slices)
         return roofline_plan(config, rl_stage(config, stage), chip, topology, count)
     return plan(config, topology, num_slices=num_slices, stage=stage, say=_say)
@@ -82,7 +83,7 @@ def _searched(
     """Plans of the best choices; their ranking is printed first."""
     chosen = rl_stage(config, stage)
     try:
-        found = ranked(config, chosen, chip, num_devices(topology, num_slices))
+        found = ranked(config, chosen, chip, num_devices(topology, num_slices), num_slices)
     except NothingFits as error:
         print(error)
         return []

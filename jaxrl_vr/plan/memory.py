@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-
-import jax
+from collections.abc import Mapping
 
 from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.plan.report import Compiled
@@ -61,12 +60,21 @@ def advice_for(
     config: RunConfig,
     stage: RlStage,
     rows: int,
-    total: int,
     chip: Chip,
-    memory: dict[str, int],
-    mesh: jax.sharding.Mesh,
+    memory: Mapping[str, float],
+    mesh: Mapping[str, int],
 ) -> list[str]:
-    """By how much it is too large, and what would make it smaller."""
+    """By how much it is too large, and what would make it smaller.
+
+    Args:
+      config: of the run.
+      stage: that is planned.
+      rows: of a micro-batch.
+      chip: of the devices.
+      memory: bytes of a device by what they hold, with its moments and their total.
+      mesh: sizes of its axes.
+    """
+    total = memory["total"]
     over = total - chip.memory_bytes
     lines = [
         f"too large by {over / 1e9:.1f} GB a device ({total / 1e9:.1f} of "
@@ -80,7 +88,7 @@ def advice_for(
             lines.append('set model.remat = "minimal": no more than products are kept of a layer')
         if config.model.remat != "block":
             lines.append('set model.remat = "block": activations of one layer at a time')
-        if rows > mesh.shape["data"] * mesh.shape["fsdp"] and memory["activations"] > over / 2:
+        if rows > mesh["data"] * mesh["fsdp"] and memory["activations"] > over / 2:
             lines.append(f"lower stages.{stage.name}.micro.rows from {rows}")
         if memory["optimizer"] > over / 2:
             lines.append(

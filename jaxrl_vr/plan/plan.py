@@ -19,7 +19,7 @@ from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, mesh_of
 from jaxrl_vr.sharding import local_bytes
-from jaxrl_vr.train.check import check_optimizers, check_sizes
+from jaxrl_vr.train.check import check_optimizers, checked_mesh
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.micro import NoRowFits, is_out_of_memory
 from jaxrl_vr.train.models import attention_backend
@@ -54,17 +54,17 @@ def plan(
     chip = chip_of(topology)
     found = rl_stage(config, stage)
     model = planned_model(config)
-    mesh = mesh_of(config.mesh, devices(topology, num_slices), num_slices)
-    check_sizes(config, model.arch, mesh)
+    there = devices(topology, num_slices)
+    mesh = checked_mesh(config, model.arch, lambda: mesh_of(config.mesh, there, num_slices))
     check_optimizers(config, model)
     try:
         return planned(config, found, model, mesh, chip, topology, say)
     except jax.errors.JaxRuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        return _too_large(config, found, chip, topology, mesh, str(error))
+        return _too_large(config, found, chip, topology, num_slices, mesh, str(error))
     except NoRowFits as error:
-        return _too_large(config, found, chip, topology, mesh, str(error))
+        return _too_large(config, found, chip, topology, num_slices, mesh, str(error))
 
 
 def rl_stage(config: RunConfig, name: str | None) -> RlStage:
@@ -182,7 +182,7 @@ def planned(
         "topology": topology,
         "devices": mesh.size,
         "mesh": {name: size for name, size in mesh.shape.items() if size > 1},
-        "micro_rows": lowered.shape.rows,
+        "rows": lowered.shape.rows,
         "micro_batches": micro,
         "row_length": length,
         "remat": model.remat,
@@ -216,7 +216,7 @@ def planned(
         },
         "advice": []
         if fits
-        else advice_for(config, stage, lowered.shape.rows, total, chip, memory, mesh),
+        else advice_for(config, stage, lowered.shape.rows, chip, memory, mesh.shape),
     }
 
 
@@ -225,22 +225,21 @@ def _too_large(
     stage: RlStage,
     chip: Chip,
     topology: str,
+    num_slices: int,
     mesh: jax.sharding.Mesh,
     error: str,
 ) -> dict[str, Any]:
     """What the compiler refused: its own words, and sizes by formulas."""
-    found = roofline_plan(config, stage, chip, topology, mesh.size)
+    found = roofline_plan(config, stage, chip, topology, mesh.size, num_slices)
     reason = error.removeprefix("RESOURCE_EXHAUSTED:").strip().splitlines()[0]
-    memory = {**dict.fromkeys(("gradients", "activations", "kv_cache"), 0), **found["memory"]}
-    memory["while_updating"] = memory["gradients"] + memory["activations"]
-    memory["while_sampling"] = memory["kv_cache"]
-    total = int(max(memory["total"], chip.memory_bytes))
+    # The formulas may say that it fits.
+    memory = {**found["memory"], "total": max(found["memory"]["total"], chip.memory_bytes)}
     rows = 1 if stage.micro.rows == "auto" else stage.micro.rows
     return {
         **found,
         "plan": "sizes by formulas: the compiler found that a program does not fit",
         "fits": False,
-        "advice": [reason, *advice_for(config, stage, rows, total, chip, memory, mesh)[1:]],
+        "advice": [reason, *advice_for(config, stage, rows, chip, memory, mesh.shape)[1:]],
     }
 
 

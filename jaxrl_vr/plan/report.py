@@ -168,6 +168,8 @@ def table(found: Mapping[str, Any]) -> str:
         f"{found['model']} on {found['topology']} ({mesh_text(found['mesh'])}): "
         + ("fits" if found["fits"] else "DOES NOT FIT"),
         f"  {found['plan']}; every time is an estimate",
+        f"  micro-batches of {found['rows']} rows of {found['row_length']:,} tokens, remat "
+        f"{found['remat']}",
         "",
         *memory_table(found),
     ]

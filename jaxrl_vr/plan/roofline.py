@@ -1,9 +1,13 @@
 """Memory and time of a run by formulas alone: for chips nobody compiles for, and to rank meshes.
 
 Parameters are float32; they and moments are split over `fsdp` and `tensor`, the sampler's copy over
-`tensor`. Exchanges and reads of the weights are added to the products, as if nothing ran beside
-them. What is at work in an update follows what TPUs' compiler allots (benchmarks/RESULTS.md, "An
-update on TPU v5e"): "activations" are all of it that is no gradient.
+`tensor`. What is at work in an update follows what TPUs' compiler allots (benchmarks/RESULTS.md,
+"An update on TPU v5e"): "activations" are all of it that is no gradient.
+
+A device does one thing at a time, and fetches beside it. Weights are known before they are needed,
+so reading them from memory, and gathering them from other devices, goes on beside the products of
+the layer before; only the slower of the two counts. What one layer gives to the next is not: the
+sums of activations over `tensor`, and the keys and values of `context`, are waited for and added.
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ from typing import get_args
 
 from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.models.architecture import Architecture
-from jaxrl_vr.models.flops import causal_pairs, forward_flops, num_params, update_flops
+from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params
 from jaxrl_vr.models.params import declare
 from jaxrl_vr.models.transformer import Remat
+from jaxrl_vr.plan.network import Network
 from jaxrl_vr.rollout.batch import Shape
 from jaxrl_vr.train.limits import Rollouts
 
@@ -56,6 +61,12 @@ class Choice:
         """Over the weights in each micro-batch: forward, backward, and forward again."""
         return 3 if self.remat == "block" else 2
 
+    def apart(self, axis: str) -> int:
+        """Devices from one of an axis to its next, as a mesh counts them."""
+        inner = {"data": ("fsdp", "context", "tensor"), "fsdp": ("context", "tensor")}
+        names = inner.get(axis, ("tensor",) if axis == "context" else ())
+        return math.prod(getattr(self, name) for name in names)
+
     @property
     def mesh(self) -> dict[str, int]:
         """Its axes that split something."""
@@ -80,12 +91,20 @@ class Estimate:
     bound: str
 
     @property
-    def total_bytes(self) -> float:
-        """Of a device, at the worst moment."""
+    def moments(self) -> dict[str, float]:
+        """Bytes of a device while it updates and while it samples."""
         m = self.memory
         of_learner = "parameters", "optimizer", "reference", "teacher", "critic", "average"
         state = sum(m[name] for name in of_learner)
-        return state + max(m["gradients"] + m["activations"], m["sampler_weights"] + m["kv_cache"])
+        return {
+            "while_updating": state + m["gradients"] + m["activations"],
+            "while_sampling": state + m["sampler_weights"] + m["kv_cache"],
+        }
+
+    @property
+    def total_bytes(self) -> float:
+        """Of a device, at the worst moment."""
+        return max(self.moments.values())
 
     @property
     def step_s(self) -> float:
@@ -108,6 +127,8 @@ def estimate(
     critic_bytes: int = 0,
     scores: int = 0,
     has_average: bool = False,
+    cache_tokens: int = 0,
+    num_slices: int = 1,
 ) -> Estimate:
     """Memory and time of a choice.
 
@@ -125,6 +146,8 @@ def estimate(
       critic_bytes: of a critic of the model's size that learns beside it, over all devices.
       scores: passes of the model over a step's tokens before the updates.
       has_average: whether one more copy of the weights is kept, their moving average.
+      cache_tokens: that the sampler's cache has room for, over all devices; 0: all of its slots.
+      num_slices: of TPUs, which `data` is split over.
     """
     N = num_params(declare(arch))
     split = choice.fsdp * choice.tensor
@@ -151,7 +174,7 @@ def estimate(
     of_token = 2 * arch.layers * arch.kv_heads * arch.head_dim * itemsize
     groups = choice.data * choice.fsdp * choice.context
     cached = slots * rollouts.new_tokens + -(-slots // rollouts.samples) * rollouts.prompt_tokens
-    cache = cached * of_token / groups / min(choice.tensor, arch.kv_heads)
+    cache = (cache_tokens or cached) * of_token / groups / _kv_split(arch, choice.tensor)
     view = itemsize * N / choice.tensor
     memory = {
         "parameters": 4 * N / split,
@@ -166,41 +189,31 @@ def estimate(
         "kv_cache": cache,
     }
     rows = num_micro * choice.rows
-    work = N, arch, rows * row_length, rows * causal_pairs(row_length)
-    flops = update_flops(*work)
-    if choice.remat == "block":
-        flops += forward_flops(*work)
-    flops *= 1 + (critic_bytes > 0)
-    flops += scores * forward_flops(*work) + 2 * teacher * rows * row_length
-    compute = flops / choice.devices / chip.peak_flops / _EFFICIENCY
-    network = num_micro * _exchange_s(arch, N, choice, chip, tokens, itemsize)
+    passes = Passes.of(choice.remat, 1 + (critic_bytes > 0), scores)
+    side = chip.matrix_side
+    weights = padded_weights(arch, choice.tensor, side)
+    pairs = rows * causal_pairs(row_length)
+    attention = attention_flops(arch, pairs) * filled(arch.head_dim, side) / arch.head_dim
+    of_pass = 2 * weights * rows * row_length * choice.tensor + attention
+    flops = passes.products * of_pass + 2 * teacher * rows * row_length
+    products = flops / choice.devices / chip.peak_flops / _EFFICIENCY
     # Each micro-batch reads the weights in every pass, and its gradient is added to the sum.
-    read = (
-        num_micro
-        * (choice.passes * itemsize * N / choice.tensor + 3 * 4 * N / split)
-        / chip.bandwidth
-    )
+    read = num_micro * choice.passes * itemsize * N / choice.tensor / chip.bandwidth
+    summed = num_micro * 3 * 4 * N / split / chip.bandwidth
+    network = Network.of(chip, choice.devices, num_slices)
+    waited = num_micro * activations_s(arch, choice, network, passes, tokens, itemsize)
+    beside = num_micro * _weights_s(N, choice, network, itemsize)
+    update = max(max(products, read) + summed + waited, beside)
     waves = math.ceil(rollouts.count / slots)
-    products = 2 * N * slots / groups / choice.tensor / chip.peak_flops
-    step = max((view + cache / 2) / chip.bandwidth, products)
-    step += (
-        4
-        * arch.layers
-        * slots
-        / groups
-        * arch.width
-        * itemsize
-        / chip.axis_bandwidth
-        * (choice.tensor > 1)
+    of_group = slots / groups
+    step = max(
+        (view + cache / 2) / chip.bandwidth, 2 * weights * filled(of_group, side) / chip.peak_flops
     )
+    step += (2 * arch.layers + 1) * _summed_s(of_group * arch.width * itemsize, choice, network)
     prefill = 2 * N * rollouts.prompts * rollouts.prompt_tokens / choice.devices
     rollout = waves * rollouts.new_tokens * step + prefill / chip.peak_flops / _EFFICIENCY
-    return Estimate(
-        memory,
-        compute + read + network,
-        rollout,
-        max((compute, "compute"), (read, "memory"), (network, "network"))[1],
-    )
+    parts = (products, "compute"), (read + summed, "memory"), (max(waited, beside), "network")
+    return Estimate(memory, update, rollout, max(parts)[1])
 
 
 def choices(num_devices: int, rollouts: Rollouts, row_length: int) -> Iterator[Choice]:
@@ -238,20 +251,92 @@ def _kept_width(arch: Architecture, tensor: int) -> float:
     return 3 * arch.width + (2 * heads + kv + 2 * arch.ffn) / tensor
 
 
-def _exchange_s(
-    arch: Architecture, N: int, choice: Choice, chip: Chip, tokens: float, itemsize: int
+@dataclasses.dataclass(frozen=True)
+class Passes:
+    """How often an update goes through the model.
+
+    Attributes:
+      forward: with what the layers keep; a score is one.
+      backward: of which each has twice the products of a forward pass.
+      again: of blocks that are not kept.
+    """
+
+    forward: int
+    backward: int
+    again: int
+
+    @classmethod
+    def of(cls, remat: Remat, updates: int, scores: int) -> Passes:
+        """Those of so many models that learn, and so many scores before they do."""
+        return cls(updates + scores, updates, updates * (remat == "block"))
+
+    @property
+    def products(self) -> int:
+        """In forward passes."""
+        return self.forward + 2 * self.backward + self.again
+
+
+def filled(size: float, side: int) -> int:
+    """A dimension of a product as the matrix unit has it: in whole units."""
+    return math.ceil(size / side) * side
+
+
+def padded_weights(arch: Architecture, tensor: int, side: int) -> int:
+    """Numbers that a device multiplies a token with in a pass, of all layers and the head.
+
+    Of each product its own part, both dimensions filled up to the matrix unit's. Key and value
+    heads that `tensor` does not divide are whole on every device.
+
+    Args:
+      arch: of the model.
+      tensor: devices that split heads, ffn and vocabulary.
+      side: of the matrix unit.
+    """
+    of_kv = arch.kv_heads // _kv_split(arch, tensor)
+    heads, kv = (filled(n * arch.head_dim, side) for n in (arch.heads // tensor, of_kv))
+    ffn, vocab = filled(arch.ffn / tensor, side), filled(arch.vocab_size / tensor, side)
+    # q and o, k and v; gate, up and down; the head.
+    return filled(arch.width, side) * (arch.layers * (2 * heads + 2 * kv + 3 * ffn) + vocab)
+
+
+def _kv_split(arch: Architecture, tensor: int) -> int:
+    return 1 if arch.kv_heads % tensor else tensor
+
+
+def _summed_s(size: float, choice: Choice, network: Network) -> float:
+    """Of a sum over `tensor` of arrays of so many bytes."""
+    return 2 * network.gather_s(size, choice.tensor, choice.apart("tensor"))
+
+
+def activations_s(
+    arch: Architecture,
+    choice: Choice,
+    network: Network,
+    passes: Passes,
+    tokens: float,
+    itemsize: int,
 ) -> float:
-    """Of one micro-batch: weights gathered and gradients scattered, activations of `tensor`."""
-    passes, moved = choice.passes, 0.0
-    if choice.fsdp > 1:
-        share = (choice.fsdp - 1) / choice.fsdp
-        moved += share * N / choice.tensor * (passes * itemsize + 4)
-    if choice.data > 1:
-        moved += 2 * 4 * N / choice.tensor / choice.fsdp
-    if choice.tensor > 1:
-        share = (choice.tensor - 1) / choice.tensor
-        moved += share * 2 * 2 * passes * arch.layers * tokens * arch.width * itemsize
-    if choice.context > 1:
-        kv = 2 * arch.kv_heads * arch.head_dim * itemsize
-        moved += passes * 2 * arch.layers * tokens * choice.context * kv / choice.tensor
-    return moved / chip.axis_bandwidth
+    """Of one micro-batch: what products wait for.
+
+    Attention and feed-forward each end in a sum over `tensor` forward, and begin with one backward;
+    so does what is looked up in a table that is split, and the head. Of a block that is made again
+    only attention's: nobody needs its last product again. Over `context` every pass gathers the
+    keys and values of a layer, or scatters their gradients.
+    """
+    L = arch.layers
+    sums = (2 * L + 1) * (passes.forward + passes.backward) + L * passes.again
+    kv = 2 * arch.kv_heads / _kv_split(arch, choice.tensor) * arch.head_dim * itemsize
+    gathers = L * (passes.forward + passes.backward + passes.again)
+    return sums * _summed_s(tokens * arch.width * itemsize, choice, network) + (
+        gathers
+        * network.gather_s(tokens * choice.context * kv, choice.context, choice.apart("context"))
+    )
+
+
+def _weights_s(N: int, choice: Choice, network: Network, itemsize: int) -> float:
+    """Of one micro-batch: weights gathered in every pass, and gradients scattered and summed."""
+    fsdp = choice.fsdp, choice.apart("fsdp")
+    moved = choice.passes * network.gather_s(itemsize * N / choice.tensor, *fsdp)
+    moved += network.gather_s(4 * N / choice.tensor, *fsdp)
+    of_data = 4 * N / choice.tensor / choice.fsdp
+    return moved + 2 * network.gather_s(of_data, choice.data, choice.apart("data"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,10 +17,11 @@ from jaxrl_vr.models.flops import num_params
 from jaxrl_vr.models.params import is_param
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import architecture, teacher
+from jaxrl_vr.plan.memory import advice_for
 from jaxrl_vr.plan.report import mesh_text
 from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
-from jaxrl_vr.train.check import check_sizes
+from jaxrl_vr.train.check import Problem, checked_mesh, problems
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.critic import Critic
 from jaxrl_vr.train.limits import Rollouts
@@ -39,9 +41,8 @@ class NothingFits(Exception):
     def __init__(self, choice: Choice, smallest: Estimate, chip: Chip):
         parts = sorted(smallest.memory.items(), key=lambda part: -part[1])[:3]
         most = ", ".join(f"{name.replace('_', ' ')} {size / 1e9:.1f}" for name, size in parts)
-        layout = f"{mesh_text(choice.mesh)}, rows {choice.rows}, remat {choice.remat}"
         super().__init__(
-            f"none fits by formulas: the smallest ({layout}) takes "
+            f"none fits by formulas: the smallest ({layout_text(choice)}) takes "
             f"{smallest.total_bytes / 1e9:.1f} GB of a device, of which {_HEADROOM:.0%} of "
             f"{chip.memory_bytes / 1e9:.1f} may be filled; most are {most}. "
             "Use more or larger devices, or a smaller model"
@@ -49,7 +50,7 @@ class NothingFits(Exception):
 
 
 def ranked(
-    config: RunConfig, stage: RlStage, chip: Chip, num_devices: int
+    config: RunConfig, stage: RlStage, chip: Chip, num_devices: int, num_slices: int = 1
 ) -> list[tuple[Choice, Estimate]]:
     """Choices that fit by formulas, the fastest first.
 
@@ -59,26 +60,57 @@ def ranked(
     """
     arch, rollouts, row_length = _sizes(config, stage)
     moments = moment_bytes(stage.optimizer, Transformer(arch).declare())
-    found = []
-    refused = "no mesh divides the model and the devices"
+    found: list[tuple[Choice, Estimate]] = []
+    refused: list[tuple[Choice, list[Problem]]] = []
     for choice in choices(num_devices, rollouts, row_length):
+        if choice.data % num_slices:
+            continue  # only data goes between slices
         sizes = {"data": 1, "fsdp": 1, "context": 1, "tensor": 1, **choice.mesh}
         sizes["expert"] = max(config.mesh.expert, 1)
-        mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes))
-        try:
-            check_sizes(with_choice(config, stage, choice), arch, mesh)
-        except ValueError as error:
-            refused = str(error)
+        wrong = problems(with_choice(config, stage, choice), arch, sizes)
+        if wrong:
+            refused.append((choice, wrong))
             continue
-        one = _estimate(config, stage, choice, chip, arch, rollouts, row_length, moments)
+        one = _estimate(
+            config, stage, choice, chip, arch, rollouts, row_length, moments, num_slices
+        )
         found.append((choice, one))
     if not found:
-        raise ValueError(f"--search: none of the layouts can run; of the last: {refused}")
+        raise ValueError(_none_runs(refused))
     fitting = [one for one in found if one[1].total_bytes <= _HEADROOM * chip.memory_bytes]
     if not fitting:
         choice, smallest = min(found, key=lambda one: one[1].total_bytes)
         raise NothingFits(choice, smallest, chip)
     return sorted(fitting, key=lambda one: one[1].step_s)
+
+
+def _none_runs(refused: Sequence[tuple[Choice, list[Problem]]]) -> str:
+    """Why no layout can run: how many there are of each reason, and which is mended most simply.
+
+    That is one that needs no other mesh, and then the fewest settings and the smallest change.
+    """
+
+    def is_of_mesh(problem: Problem) -> bool:
+        return problem.setting.startswith("mesh.")
+
+    def effort(layout: tuple[Choice, list[Problem]]) -> tuple[int, int, int]:
+        _, wrong = layout
+        return sum(map(is_of_mesh, wrong)), len(wrong), sum(one.off for one in wrong)
+
+    # What else is wrong with a mesh that cannot be is of another mesh.
+    refused = [(choice, list(filter(is_of_mesh, wrong)) or wrong) for choice, wrong in refused]
+    reasons = Counter(one.setting for _, wrong in refused for one in wrong)
+    choice, wrong = min(refused, key=effort)
+    counts = ", ".join(f"{count} refused for {name}" for name, count in reasons.most_common())
+    return (
+        f"--search: none of the {len(refused)} layouts can run ({counts}). The simplest to mend is "
+        f"{layout_text(choice)}: " + "; and ".join(one.text for one in wrong)
+    )
+
+
+def layout_text(choice: Choice) -> str:
+    """A layout, to read."""
+    return f"{mesh_text(choice.mesh)}, rows {choice.rows}, remat {choice.remat}"
 
 
 def first_fitting(
@@ -126,12 +158,21 @@ def with_choice(config: RunConfig, stage: RlStage, choice: Choice) -> RunConfig:
 
 
 def roofline_plan(
-    config: RunConfig, stage: RlStage, chip: Chip, topology: str, num_devices: int
+    config: RunConfig,
+    stage: RlStage,
+    chip: Chip,
+    topology: str,
+    num_devices: int,
+    num_slices: int = 1,
 ) -> dict[str, Any]:
     """A plan by formulas alone, of the config as it is."""
     arch, rollouts, row_length = _sizes(config, stage)
-    sizes = axis_sizes(config.mesh, num_devices)
-    check_sizes(config, arch, AbstractMesh(tuple(sizes.values()), tuple(sizes)))
+
+    def abstract_mesh() -> AbstractMesh:
+        sizes = axis_sizes(config.mesh, num_devices)
+        return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+    sizes = checked_mesh(config, arch, abstract_mesh).shape
     choice = Choice(
         sizes["data"],
         sizes["fsdp"],
@@ -142,7 +183,9 @@ def roofline_plan(
     )
 
     def estimated(choice: Choice) -> Estimate:
-        return _estimate(config, stage, choice, chip, arch, rollouts, row_length, moments)
+        return _estimate(
+            config, stage, choice, chip, arch, rollouts, row_length, moments, num_slices
+        )
 
     moments = moment_bytes(stage.optimizer, Transformer(arch).declare())
     found = estimated(choice)
@@ -152,23 +195,26 @@ def roofline_plan(
             break
         choice, found = larger, estimated(larger)
     fits = found.total_bytes <= chip.memory_bytes
-    over = found.total_bytes - chip.memory_bytes
+    memory = {**found.memory, **found.moments, "total": found.total_bytes}
     return {
         "plan": "roofline estimate, nothing was compiled",
         "model": arch.family,
         "topology": topology,
         "devices": num_devices,
         "mesh": choice.mesh,
+        "rows": choice.rows,
+        "row_length": row_length,
+        "remat": choice.remat,
         "chip": dataclasses.asdict(chip),
         "fits": fits,
-        "memory": {**found.memory, "total": found.total_bytes},
+        "memory": memory,
         "step": {
             "rollout_s": found.rollout_s,
             "update_s": found.update_s,
             "step_s": found.step_s,
         },
         "bound": found.bound,
-        "advice": [] if fits else [f"too large by {over / 1e9:.1f} GB a device, by formulas"],
+        "advice": [] if fits else advice_for(config, stage, choice.rows, chip, memory, sizes),
     }
 
 
@@ -204,6 +250,7 @@ def _estimate(
     rollouts: Rollouts,
     row_length: int,
     moments: int,
+    num_slices: int,
 ) -> Estimate:
     return estimate(
         arch,
@@ -219,6 +266,8 @@ def _estimate(
         critic_bytes=_critic_bytes(stage, arch),
         scores=stage.num_scores + (stage.critic is not None),
         has_average=stage.ema is not None,
+        cache_tokens=config.engine.cache_tokens,
+        num_slices=num_slices,
     )
 
 

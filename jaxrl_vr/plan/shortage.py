@@ -35,7 +35,20 @@ def explained(config: RunConfig, error: OutOfMemory, say: Callable[[str], None])
     mesh = make_mesh(config.mesh)
     device, memory = mesh.devices.flat[0], device_memory(mesh)
     # Only bytes are shown, so the chip's speeds do not matter.
-    chip = Chip(device.device_kind, 1.0, 1.0, memory, 1.0, 1.0, 1.0, 1, "the device itself")
+    rates = dict.fromkeys(
+        ("peak_flops", "bandwidth", "axis_bandwidth", "dcn_bandwidth", "clock_hz"), 1.0
+    )
+    chip = Chip(
+        name=device.device_kind,
+        memory_bytes=memory,
+        **rates,
+        matrix_side=1,
+        devices=1,
+        host_devices=0,
+        slices="",
+        cubes=0,
+        source="the device itself",
+    )
     model = planned_model(config, device.platform)
     try:
         found = planned(config, stage, model, mesh, chip, device.device_kind, say)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import math
 import os
@@ -17,6 +18,9 @@ from jaxrl_vr.metrics.chips import CHIPS, Chip
 from jaxrl_vr.sharding import MESH_AXES, MeshConfig, axis_sizes, make_mesh
 
 NO_LIBTPU = 'libtpu is not installed: pip install "jax[tpu]"'
+_MOST_DEVICES = 2**17
+"""Of a run that is planned; a search goes through all ways to divide them. The largest clusters
+have about as many."""
 _WITHOUT_MDS = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -36,28 +40,106 @@ def chip_of(topology: str) -> Chip:
     Raises:
       ValueError: it is none, or of a chip we do not know.
     """
-    found = re.fullmatch(r"([a-z0-9]+):([0-9]+(?:x[0-9]+)*)", topology)
-    if found is None or found[1] not in CHIPS or 0 in _sizes(found[2]):
+    where, chips = f"topology {topology!r}", ", ".join(CHIPS)
+    found = re.fullmatch(r"([A-Za-z0-9]+):([0-9]{1,18}(?:[xX][0-9]{1,18})*)", topology)
+    if found is None:
         raise ValueError(
-            f"topology {topology!r}: give a chip and its shape, such as v5e:4x4 or v5p:2x2x2; "
-            f"the chips are {', '.join(CHIPS)}, a GPU's shape is its number, h100:8"
+            f"{where}: give a chip and its shape, such as v5e:4x4 or v5p:2x2x2; the chips are "
+            f"{chips}, a GPU's shape is its number, h100:8"
         )
-    return CHIPS[found[1]]
+    name, shape = found[1].lower(), found[2].lower()
+    if name not in CHIPS:
+        near = [chip for chip in CHIPS if chip in name]
+        near = near or difflib.get_close_matches(name, CHIPS, len(CHIPS))
+        # Of several that are near, one that has as many sides: v5:2x2 is v5e and not v5p.
+        sides = shape.count("x")
+        near.sort(key=lambda chip: CHIPS[chip].slices.partition(" ")[0].count("x") != sides)
+        raise ValueError(
+            f"{where}: there is no chip {found[1]!r}"
+            + (f", did you mean {near[0]}:{shape}? The" if near else "; the")
+            + f" chips are {chips}"
+        )
+    if f"{name}:{shape}" != topology:
+        raise ValueError(f"{where}: did you mean {name}:{shape}?")
+    chip, sizes = CHIPS[name], _sizes(shape)
+    if 0 in sizes and chip.is_gpu:
+        raise ValueError(f"{where}: give at least one GPU, such as {name}:8")
+    if 0 in sizes:
+        raise ValueError(f"{where}: no side can be 0; give one of {_slices_text(chip)}")
+    if chip.is_gpu and len(sizes) > 1:
+        raise ValueError(f"{where}: a GPU's shape is its number; give {name}:{math.prod(sizes)}")
+    return chip
 
 
 def num_devices(topology: str, num_slices: int = 1) -> int:
-    """What jax would call devices."""
+    """What jax would call devices.
+
+    Raises:
+      ValueError: no such topology, or more of it than there can be.
+    """
     chip = chip_of(topology)
-    return math.prod(_sizes(topology.split(":")[1])) * chip.devices * num_slices
+    number = math.prod(_sizes(topology.split(":")[1])) * chip.devices * num_slices
+    if number > _MOST_DEVICES:
+        raise ValueError(
+            f"topology {topology!r}: {number:,} devices are more than a plan takes, "
+            f"{_MOST_DEVICES:,}; give fewer"
+        )
+    return number
+
+
+def check_slice(topology: str) -> None:
+    """Raises ValueError if TPUs come in no slice of this shape, with one that they come in."""
+    chip = chip_of(topology)
+    sizes = tuple(_sizes(topology.split(":")[1]))
+    there_are = [*(tuple(_sizes(one)) for one in chip.slices.split()), *_cube_slices(chip)]
+    if chip.is_gpu or sizes in there_are:
+        return
+    same = [one for one in there_are if sorted(one) == sorted(sizes)]
+    as_large = [one for one in there_are if math.prod(one) >= math.prod(sizes)]
+    if same:
+        near, what = same[0], "the same"
+    elif as_large:
+        near, what = min(as_large, key=_by_size), "the smallest with at least as many chips"
+    else:
+        most = max(math.prod(one) for one in there_are)
+        near = min((one for one in there_are if math.prod(one) == most), key=_by_size)
+        what = "the largest"
+    raise ValueError(
+        f"topology {topology!r}: {chip.name} has slices of {_slices_text(chip)}; "
+        f"{chip.name}:{'x'.join(map(str, near))} is {what}"
+    )
+
+
+def _by_size(shape: tuple[int, ...]) -> tuple[int, int]:
+    """For shapes by their chips, and of as many the one nearest to a cube."""
+    return math.prod(shape), max(shape)
+
+
+def _cube_slices(chip: Chip) -> list[tuple[int, int, int]]:
+    """Slices of whole cubes of 4 x 4 x 4, sides in order."""
+    most = chip.cubes // 64
+    return [
+        (4 * a, 4 * b, 4 * c)
+        for a in range(1, most + 1)
+        for b in range(a, most // a + 1)
+        for c in range(b, most // (a * b) + 1)
+    ]
+
+
+def _slices_text(chip: Chip) -> str:
+    listed = ", ".join(chip.slices.split())
+    if not chip.cubes:
+        return listed
+    return f"{listed}, or AxBxC of multiples of 4, A <= B <= C, with at most {chip.cubes:,} chips"
 
 
 def devices(topology: str, num_slices: int = 1) -> list[Any]:
     """The devices of a TPU topology.
 
     Raises:
-      ValueError: libtpu does not know it, is not installed, or is in use.
+      ValueError: there is no such slice, libtpu does not make it, is not installed, or is in use.
     """
-    chip_of(topology)
+    check_slice(topology)
     if not has_libtpu():
         raise ValueError(NO_LIBTPU)
     from jax.experimental import topologies

@@ -2,65 +2,113 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
-import jax
+from jax.sharding import AbstractMesh, Mesh
 
 from jaxrl_vr.data.tokenizer import Tokenizer
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sampler.endings import Endings
+from jaxrl_vr.sharding import MeshMismatch
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.critic import Critic
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import DpoStage, SftStage, TrainStage, tasks_of
 from jaxrl_vr.verifiers.pool import Pool
 
+M = TypeVar("M", Mesh, AbstractMesh)
 
-def check_sizes(
-    config: RunConfig, arch: Architecture, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
-) -> None:
-    """Raises ValueError if a stage or task could fail on its sizes at some later step, or if an
-    axis of the mesh would split nothing.
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What a run could not do on its devices.
+
+    Attributes:
+      setting: that would have to change, such as engine.slots.
+      text: the error; names the value and one that works.
+      off: how far the value is from the one that works, where that is a number.
+    """
+
+    setting: str
+    text: str
+    off: int = 0
+
+
+def checked_mesh(config: RunConfig, arch: Architecture, make: Callable[[], M]) -> M:
+    """The mesh of a run, by which all its sizes can be split.
 
     Args:
       config: of the run.
       arch: of its model.
-      mesh: devices of the run.
+      make: makes the mesh.
+
+    Raises:
+      ValueError: a stage or task could fail on its sizes at some later step, an axis of the mesh
+        would split nothing, or the axes do not make up the devices. Lists all that is found, a
+        line each; with the values that the lines name together the run works.
     """
-    context = arch.max_length
-    if mesh.shape["expert"] > 1:
-        raise ValueError(
-            f"mesh.expert = {mesh.shape['expert']}: the model has no experts to split, so these "
-            "devices would all do the same; set it to 1, and give them to data or fsdp"
-        )
-    _check_model(arch, mesh)
+    try:
+        mesh = make()
+    except MeshMismatch as error:
+        others = problems(config, arch, error.works)
+        raise ValueError("\n".join([str(error), *map(_with_that, others)])) from None
+    found = problems(config, arch, mesh.shape)
+    if found:
+        raise ValueError("\n".join(problem.text for problem in found))
+    return mesh
+
+
+def problems(config: RunConfig, arch: Architecture, mesh: Mapping[str, int]) -> list[Problem]:
+    """What keeps a run from a mesh, given by the sizes of its axes.
+
+    Where the model cannot be split, the rest is of the mesh that the first lines say works.
+    """
+    of_mesh, works = _mesh_problems(arch, mesh)
+    rest = list(_problems_on(config, arch.max_length, works))
+    if of_mesh:
+        rest = [dataclasses.replace(one, text=_with_that(one)) for one in rest]
+    return [*of_mesh, *rest]
+
+
+def _with_that(problem: Problem) -> str:
+    return f"with that, {problem.text.removeprefix('with that, ')}"
+
+
+def _problems_on(config: RunConfig, context: int, mesh: Mapping[str, int]) -> Iterator[Problem]:
+    """Of stages and tasks, on a mesh that splits the model."""
     if any(isinstance(stage, RlStage) or tasks_of(stage) for stage in config.stages):
-        _check_slots(config.engine.slots, mesh)
+        yield from _slots_problem(config.engine.slots, mesh)
     for task in config.tasks:
-        _check_room(f"tasks.{task.name}", task.sampling.max_new_tokens, context)
+        yield from _room_problem(f"tasks.{task.name}", task.sampling.max_new_tokens, context)
     for stage in config.stages:
         if isinstance(stage, TrainStage):
-            _check_rows(stage, mesh)
-            _check_noise_scale(stage, mesh)
-        if isinstance(stage, RlStage | DpoStage | SftStage):
-            _check_split(stage.name, stage.row_length(context), mesh)
+            of_rows = list(_rows_problem(stage, mesh))
+            yield from of_rows or _noise_scale_problem(stage, mesh)
         if isinstance(stage, RlStage):
             new = stage.sampling.max_new_tokens
-            _check_room(f"stages.{stage.name}", new, context)
+            of_room = list(_room_problem(f"stages.{stage.name}", new, context))
+            if of_room:
+                yield from of_room
+                continue  # without a prompt there is no row
             prompt = stage.longest_prompt(context)
             sum_of = f"max_prompt_tokens = {prompt} + max_new_tokens = {new}"
             if stage.sequences_together > 1:
                 sum_of = f"{stage.sequences_together} x ({sum_of}), for a pair lies in one row"
-            _check_row_length(stage, stage.sequences_together * (prompt + new), sum_of)
+            yield from _row_length_problem(
+                stage, context, stage.sequences_together * (prompt + new), sum_of, mesh
+            )
         if isinstance(stage, DpoStage):
             longest = stage.longest(context)
             sum_of = f"2 x (max_tokens = {longest}), for a pair lies in one row"
-            _check_row_length(stage, 2 * longest, sum_of)
+            yield from _row_length_problem(stage, context, 2 * longest, sum_of, mesh)
         if isinstance(stage, SftStage):
             longest = stage.longest(context)
-            _check_row_length(stage, longest, f"max_tokens = {longest}")
+            sum_of = f"max_tokens = {longest}"
+            yield from _row_length_problem(stage, context, longest, sum_of, mesh)
 
 
 def check_optimizers(config: RunConfig, model: Transformer) -> None:
@@ -168,78 +216,97 @@ def oddities(config: RunConfig) -> list[str]:
     return found
 
 
-def _check_room(where: str, new: int, context: int) -> None:
+def _room_problem(where: str, new: int, context: int) -> Iterator[Problem]:
     if new >= context:
-        raise ValueError(
-            f"{where}.sampling.max_new_tokens = {new} leaves no room for a prompt in the model's "
-            f"context of {context}; lower it"
+        setting = f"{where}.sampling.max_new_tokens"
+        yield Problem(
+            setting,
+            f"{setting} = {new} leaves no room for a prompt in the model's context of {context}; "
+            "lower it",
         )
 
 
-def _check_model(arch: Architecture, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> None:
-    """Refuses devices that would each hold a whole parameter, which the rules replicate where its
-    size does not divide."""
-    sizes = {
+def _mesh_problems(
+    arch: Architecture, mesh: Mapping[str, int]
+) -> tuple[list[Problem], dict[str, int]]:
+    """Axes that split nothing, or whose devices would each hold a whole parameter, as the rules
+    replicate where its size does not divide; and the sizes of axes that work."""
+    of_axis = {
         "tensor": {
-            "{} query heads": arch.heads,
-            "ffn of {}": arch.ffn,
-            "{} rows of the embedding": arch.vocab_size,
+            f"{arch.heads} query heads": arch.heads,
+            f"ffn of {arch.ffn}": arch.ffn,
+            f"{arch.vocab_size} rows of the embedding": arch.vocab_size,
         },
-        "fsdp": {"width of {}": arch.width},
+        "fsdp": {f"width of {arch.width}": arch.width},
     }
-    for axis, of_axis in sizes.items():
-        split = mesh.shape[axis]
-        for what, size in of_axis.items():
-            if size % split:
-                works = math.gcd(split, *of_axis.values())
-                raise ValueError(
-                    f"mesh.{axis} = {split} does not divide the model's {what.format(size)}, so "
-                    f"each of its devices would hold all of them; mesh.{axis} = {works} works, "
-                    "with the other devices in data"
+    found, works = [], dict(mesh)
+    if mesh["expert"] > 1:
+        works["expert"] = 1
+        found.append(
+            Problem(
+                "mesh.expert",
+                f"mesh.expert = {mesh['expert']}: the model has no experts to split, so these "
+                "devices would all do the same; set it to 1, and give them to data or fsdp",
+            )
+        )
+    for axis, sizes in of_axis.items():
+        split = mesh[axis]
+        whole = [what for what, size in sizes.items() if size % split]
+        if whole:
+            works[axis] = math.gcd(split, *sizes.values())
+            found.append(
+                Problem(
+                    f"mesh.{axis}",
+                    f"mesh.{axis} = {split} does not divide the model's {_listed(whole)}, so each "
+                    f"of its devices would hold all of them; mesh.{axis} = {works[axis]} works, "
+                    "with the other devices in data",
                 )
+            )
+    works["data"] = math.prod(mesh.values()) // math.prod({**works, "data": 1}.values())
+    return found, works
 
 
-def _check_slots(slots: int, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> None:
-    split = mesh.shape["data"] * mesh.shape["fsdp"] * mesh.shape["context"]
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _slots_problem(slots: int, mesh: Mapping[str, int]) -> Iterator[Problem]:
+    split = mesh["data"] * mesh["fsdp"] * mesh["context"]
     if slots % split:
-        raise ValueError(
+        works = -(-slots // split) * split
+        yield Problem(
+            "engine.slots",
             f"engine.slots = {slots} cannot be split over data x fsdp x context = {split} devices, "
-            f"so that several would sample the same; use {-(-slots // split) * split}"
+            f"so that several would sample the same; use {works}",
+            works - slots,
         )
 
 
-def _check_split(stage: str, row: int, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> None:
-    """Refuses rows that `context` does not divide, of updates and of the scores before them."""
-    split = mesh.shape["context"]
-    if row % split:
-        raise ValueError(
-            f"stages.{stage}: mesh.context = {split} cannot split rows of {row} tokens "
-            f"(micro.row_length, by default the longest that may come); set micro.row_length = "
-            f"{-(-row // split) * split}, or mesh.context = {math.gcd(row, split)}"
-        )
-
-
-def _check_rows(stage: TrainStage, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh) -> None:
-    split = mesh.shape["data"] * mesh.shape["fsdp"]
+def _rows_problem(stage: TrainStage, mesh: Mapping[str, int]) -> Iterator[Problem]:
+    split = mesh["data"] * mesh["fsdp"]
     if stage.micro.rows != "auto" and stage.micro.rows % split:
-        raise ValueError(
+        works = -(-stage.micro.rows // split) * split
+        yield Problem(
+            f"stages.{stage.name}.micro.rows",
             f"stages.{stage.name}.micro.rows = {stage.micro.rows} cannot be split over "
-            f"data x fsdp = {split} devices; use {-(-stage.micro.rows // split) * split}"
+            f"data x fsdp = {split} devices; use {works}",
+            works - stage.micro.rows,
         )
 
 
-def _check_noise_scale(
-    stage: TrainStage, mesh: jax.sharding.Mesh | jax.sharding.AbstractMesh
-) -> None:
-    """Refuses the noise scale where an update can never have two micro-batches."""
+def _noise_scale_problem(stage: TrainStage, mesh: Mapping[str, int]) -> Iterator[Problem]:
+    """A noise scale of updates that can never have two micro-batches."""
     if not stage.diagnostics.gradient_noise_scale:
         return
     rows = stage.micro.rows
+    setting = f"stages.{stage.name}.diagnostics.gradient_noise_scale"
     if rows == "auto":
-        raise ValueError(
-            f"stages.{stage.name}.diagnostics.gradient_noise_scale compares micro-batches, and "
-            "micro.rows = 'auto' makes as few as the memory allows; give micro.rows a number"
+        yield Problem(
+            setting,
+            f"{setting} compares micro-batches, and micro.rows = 'auto' makes as few as the memory "
+            "allows; give micro.rows a number",
         )
+        return
     if isinstance(stage, RlStage):
         if stage.dynamic_sampling is not None:
             return  # as many groups train as have contrast
@@ -257,7 +324,7 @@ def _check_noise_scale(
         most, given, more = stage.batch, f"batch = {stage.batch}", "batch"
     if most > rows:
         return
-    split = mesh.shape["data"] * mesh.shape["fsdp"]
+    split = mesh["data"] * mesh["fsdp"]
     works = split * (max(-(-most // 2), split) // split)
     where = f"stages.{stage.name}"
     fix = f"set {where}.micro.rows = {works}"
@@ -266,17 +333,39 @@ def _check_noise_scale(
             f"raise {where}.{more} until an update has more than {split} rows, the fewest of a "
             f"micro-batch over data x fsdp = {split} devices"
         )
-    raise ValueError(
-        f"{where}.diagnostics.gradient_noise_scale compares micro-batches, and an update would "
-        f"never have two: {given} fills at most {most} rows, and micro.rows = {rows}; {fix}"
+    yield Problem(
+        setting,
+        f"{setting} compares micro-batches, and an update would never have two: {given} fills at "
+        f"most {most} rows, and micro.rows = {rows}; {fix}",
     )
 
 
-def _check_row_length(stage: TrainStage, longest: int, sum_of: str) -> None:
-    row = stage.micro.row_length
-    if row is not None and row < longest:
-        raise ValueError(
-            f"stages.{stage.name}.micro.row_length = {row}, but a sequence may have {longest} "
-            f"tokens ({sum_of}, where what is not set is what the context leaves); raise "
-            f"row_length to {longest}, or lower these limits"
+def _row_length_problem(
+    stage: RlStage | DpoStage | SftStage,
+    context: int,
+    longest: int,
+    sum_of: str,
+    mesh: Mapping[str, int],
+) -> Iterator[Problem]:
+    """Rows that are too short, or that `context` does not divide, of updates and of the scores
+    before them."""
+    setting, split = f"stages.{stage.name}.micro.row_length", mesh["context"]
+    row, given = stage.row_length(context), stage.micro.row_length
+    if given is not None and given < longest:
+        works = -(-longest // split) * split
+        yield Problem(
+            setting,
+            f"{setting} = {given}, but a sequence may have {longest} tokens ({sum_of}, where what "
+            f"is not set is what the context leaves); raise row_length to {works}, or lower these "
+            "limits",
+            works - given,
+        )
+    elif row % split:
+        works = -(-row // split) * split
+        yield Problem(
+            setting,
+            f"stages.{stage.name}: mesh.context = {split} cannot split rows of {row} tokens "
+            "(micro.row_length, by default the longest that may come); set micro.row_length = "
+            f"{works}, or mesh.context = {math.gcd(row, split)}",
+            works - row,
         )

@@ -28,9 +28,9 @@ from jaxrl_vr.models.hf_config import with_rotary
 from jaxrl_vr.sharding import make_mesh
 from jaxrl_vr.train.check import (
     check_optimizers,
-    check_sizes,
     check_texts,
     check_verifiers,
+    checked_mesh,
     oddities,
 )
 from jaxrl_vr.train.config import PretrainedModel, RunConfig
@@ -134,9 +134,8 @@ def build(config: RunConfig) -> tuple[jax.sharding.Mesh, Built, Mixtures]:
       ValueError: the config does not fit devices or model.
     """
     keep_compiled()
-    mesh = make_mesh(config.mesh)
     built = build_model(config)
-    check_sizes(config, built.model.arch, mesh)
+    mesh = checked_mesh(config, built.model.arch, lambda: make_mesh(config.mesh))
     check_optimizers(config, built.model)
     check_texts(config, built.tokenizer, built.model.vocab_size)
     return mesh, built, Mixtures(config, built.tokenizer, built.model.max_length)

@@ -21,10 +21,10 @@ from jaxrl_vr.plan import command
 from jaxrl_vr.plan import plan as plan_module
 from jaxrl_vr.plan import topology as topology_module
 from jaxrl_vr.plan.plan import plan
-from jaxrl_vr.plan.report import axes_of
+from jaxrl_vr.plan.report import axes_of, table
 from jaxrl_vr.plan.roofline import Choice, estimate
 from jaxrl_vr.plan.search import first_fitting, ranked, roofline_plan, with_choice
-from jaxrl_vr.plan.topology import chip_of, mesh_of, num_devices
+from jaxrl_vr.plan.topology import mesh_of, num_devices
 from jaxrl_vr.sharding import MeshConfig, axis_sizes, make_mesh
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.limits import Rollouts
@@ -120,6 +120,8 @@ def test_a_plan_says_how_long_and_what_bounds_it(config_file, on_cpu):
     assert step["step_s"] == pytest.approx(
         step["rollout_s"] + step["update_s"] + step["weight_sync_s"]
     )
+    assert (found["rows"], found["row_length"], found["remat"]) == (8, 128, "none")
+    assert "\n  micro-batches of 8 rows of 128 tokens, remat none\n" in table(found)
     assert json.loads(json.dumps(found)) == found
 
 
@@ -130,6 +132,16 @@ def test_a_gpu_is_planned_by_formulas(config_file, capsys):
     text = call(capsys, "plan", config_file, "--topology", "h100:8")
     assert "on h100:8 (fsdp = 8): fits" in text
     assert "roofline estimate, nothing was compiled" in text
+    assert "\n  micro-batches of 8 rows of 128 tokens, remat none\n" in text
+
+
+def test_rows_that_a_plan_by_formulas_finds_are_said(config_file, capsys, tmp_path):
+    out = tmp_path / "plan.json"
+    args = "plan", config_file, 'stages.rl.micro.rows="auto"', 'model.remat="block"'
+    text = call(capsys, *args, "--topology", "h100:8", "--json", out)
+    found = json.loads(out.read_text())
+    assert (found["rows"], found["row_length"], found["remat"]) == (16, 128, "block")
+    assert "\n  micro-batches of 16 rows of 128 tokens, remat block\n" in text
 
 
 @pytest.mark.parametrize(
@@ -283,6 +295,63 @@ def test_a_search_prints_the_plans_that_fit_or_why_none_does(
     assert ("10 of the 10 that were compiled do not fit" in text) == (not fits)
 
 
+OTHER_STAGE = """
+[[stages]]
+type = "sft"
+name = "cold"
+data = ["train"]
+steps = 1
+batch = 8
+max_tokens = 128
+micro = { rows = 7 }
+optimizer = { type = "adamw", learning_rate = 1e-3 }
+"""
+
+
+@pytest.mark.parametrize(
+    "more, overrides, message, works",
+    [
+        (
+            "",
+            ["engine.slots=1"],
+            "--search: none of the 210 layouts can run (195 refused for engine.slots, 15 refused "
+            "for mesh.tensor). The simplest to mend is data = 2, tensor = 4, rows 2, remat none: "
+            "engine.slots = 1 cannot be split over data x fsdp x context = 2 devices, so that "
+            "several would sample the same; use 2",
+            ["engine.slots=2"],
+        ),
+        # Of the four devices of `context` no other stage's rows need to know.
+        (
+            OTHER_STAGE,
+            ["engine.slots=3"],
+            "--search: none of the 210 layouts can run (195 refused for engine.slots, 150 refused "
+            "for stages.cold.micro.rows, 15 refused for mesh.tensor). The simplest to mend is "
+            "context = 4, tensor = 2, rows 1, remat none: engine.slots = 3 cannot be split over "
+            "data x fsdp x context = 4 devices, so that several would sample the same; use 4",
+            ["engine.slots=4"],
+        ),
+        (
+            "",
+            ["mesh.expert=2"],
+            "--search: none of the 210 layouts can run (210 refused for mesh.expert, 15 refused "
+            "for mesh.tensor). The simplest to mend is data = 8, rows 8, remat none: mesh.expert = "
+            "2: the model has no experts to split, so these devices would all do the same; set it "
+            "to 1, and give them to data or fsdp",
+            ["mesh.expert=1"],
+        ),
+    ],
+    ids=["slots", "slots and another stage", "experts"],
+)
+def test_a_search_in_which_nothing_runs_says_what_is_mended_most_simply(
+    config_file, capsys, more, overrides, message, works
+):
+    config_file.write_text(CONFIG + more)
+    args = "plan", config_file, "--topology", "h100:8", "--search"
+    text = call(capsys, *args, *overrides, code=2)
+    assert text == f"error: {message}\n"
+    call(capsys, *args, *works)
+
+
 def test_a_large_model_is_split(config_file):
     large = ["model.width=8192", "model.heads=64", "model.layers=64", "model.ffn=28672"]
     config = load(RunConfig, [config_file], large)
@@ -308,27 +377,13 @@ def test_an_average_is_one_more_copy_by_formulas(config_file):
 
 
 @pytest.mark.parametrize(
-    "topology, message",
-    [
-        ("v9:2x2", "give a chip and its shape, such as v5e:4x4"),
-        ("v5e", "give a chip and its shape"),
-        ("v5e:0x4", "give a chip and its shape"),
-        ("v5e:2x-2", "give a chip and its shape"),
-    ],
-)
-def test_no_topology(topology, message):
-    with pytest.raises(ValueError, match=message):
-        chip_of(topology)
-
-
-@pytest.mark.parametrize(
     "reason, message",
     [
         (
             "ABORTED: Internal error when accessing libtpu multi-process lockfile.",
             "one process at a time",
         ),
-        ("Invalid topology", "topology 'v5e:3x5': libtpu does not make it: Invalid topology"),
+        ("Invalid topology", "topology 'v5e:4x4': libtpu does not make it: Invalid topology"),
     ],
 )
 def test_libtpu_that_refuses(monkeypatch, reason, message):
@@ -338,7 +393,7 @@ def test_libtpu_that_refuses(monkeypatch, reason, message):
     monkeypatch.setattr(topology_module, "has_libtpu", lambda: True)
     monkeypatch.setattr(topologies, "get_topology_desc", refuse)
     with pytest.raises(ValueError, match=re.escape(message)):
-        topology_module.devices("v5e:3x5")
+        topology_module.devices("v5e:4x4")
 
 
 def test_a_mesh_that_does_not_divide_the_devices(config_file, capsys):
@@ -356,6 +411,20 @@ def test_a_mesh_that_does_not_divide_the_devices(config_file, capsys):
 def test_a_mesh_that_divides_neither_heads_nor_rows(config_file, capsys, overrides, message):
     args = "plan", config_file, *overrides, "--topology", "h100:8"
     assert message in call(capsys, *args, code=2)
+
+
+def test_all_that_does_not_divide_is_said_at_once(config_file, capsys):
+    args = "plan", config_file, "mesh.tensor=8", "engine.slots=15", "stages.rl.micro.rows=7"
+    text = call(capsys, *args, "--topology", "h100:8", code=2)
+    assert text == (
+        "error: mesh.tensor = 8 does not divide the model's 4 query heads, so each of its devices "
+        "would hold all of them; mesh.tensor = 4 works, with the other devices in data\n"
+        "with that, engine.slots = 15 cannot be split over data x fsdp x context = 2 devices, so "
+        "that several would sample the same; use 16\n"
+        "with that, stages.rl.micro.rows = 7 cannot be split over data x fsdp = 2 devices; use 8\n"
+    )
+    works = "mesh.tensor=4", "mesh.data=2", "engine.slots=16", "stages.rl.micro.rows=8"
+    assert "): fits" in call(capsys, "plan", config_file, *works, "--topology", "h100:8")
 
 
 def test_a_stage_that_is_not_there(config_file, capsys):
@@ -462,14 +531,19 @@ def test_the_plan_beside_a_gpu_config_is_what_is_printed(path, capsys):
 @pytest.mark.parametrize("path", sorted((ROOT / "configs" / "tpu").glob("*.toml")), ids=str)
 def test_a_tpu_config_has_its_plan_beside_it_and_fits(path):
     topology = re.search(r"--topology (\S+)`", path.read_text())[1]
-    first, kind = (path.parent / f"{path.stem}.plan.txt").read_text().splitlines()[:2]
+    first, kind, micro = (path.parent / f"{path.stem}.plan.txt").read_text().splitlines()[:3]
     config = load(RunConfig, [path], [])
+    stage = plan_module.rl_stage(config, None)
     sizes = axis_sizes(config.mesh, num_devices(topology))
     mesh = ", ".join(f"{name} = {size}" for name, size in sizes.items() if size > 1)
     N = num_params(declare(plan_module.planned_model(config).arch))
     family = plan_module.planned_model(config).arch.family
     assert first == f"{family} of {N / 1e9:.2f} billion parameters on {topology} ({mesh}): fits"
     assert kind == "  compiled; every time is an estimate"
+    rows, row_length = stage.micro.rows, stage.row_length(config.model.max_length)
+    assert micro == (
+        f"  micro-batches of {rows} rows of {row_length:,} tokens, remat {config.model.remat}"
+    )
     # What can be known without compiling is as it stands there.
     text = (path.parent / f"{path.stem}.plan.txt").read_text()
     found = float(re.search(r"parameters +([\d.]+) GB", text)[1])

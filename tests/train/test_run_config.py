@@ -329,6 +329,53 @@ MESHES = {
     ),
 }
 
+# Several at once: all are said, and together the settings work.
+MESHES |= {
+    "heads, ffn and vocabulary": (
+        ["mesh.tensor=4", "model.ffn=34", "model.vocab_size=18"],
+        "error: mesh.tensor = 4 does not divide the model's 2 query heads, ffn of 34 and 18 rows "
+        "of the embedding, so each of its devices would hold all of them; mesh.tensor = 2 works, "
+        "with the other devices in data\n",
+        ["mesh.tensor=2"],
+    ),
+    "model, slots and rows": (
+        ["mesh.tensor=4", "engine.slots=6", "stages.cold.micro.rows=6"],
+        "error: mesh.tensor = 4 does not divide the model's 2 query heads, so each of its devices "
+        "would hold all of them; mesh.tensor = 2 works, with the other devices in data\n"
+        "with that, engine.slots = 6 cannot be split over data x fsdp x context = 4 devices, so "
+        "that several would sample the same; use 8\n"
+        "with that, stages.cold.micro.rows = 6 cannot be split over data x fsdp = 4 devices; use "
+        "8\n",
+        ["mesh.tensor=2", "engine.slots=8", "stages.cold.micro.rows=8"],
+    ),
+    "devices, model, slots and rows": (
+        [
+            *("mesh.tensor=16", "mesh.context=3", "mesh.data=1", "engine.slots=3"),
+            "stages.pairs.micro.row_length=12",
+        ],
+        "error: mesh: context 3 x tensor 16 = 48 is not the 8 devices; mesh.data = 1, "
+        "mesh.context = 1, mesh.tensor = 8 works\n"
+        "with that, mesh.tensor = 8 does not divide the model's 2 query heads, so each of its "
+        "devices would hold all of them; mesh.tensor = 2 works, with the other devices in data\n"
+        "with that, engine.slots = 3 cannot be split over data x fsdp x context = 4 devices, so "
+        "that several would sample the same; use 4\n"
+        "with that, stages.pairs.micro.row_length = 12, but a sequence may have 32 tokens (2 x "
+        "(max_tokens = 16), for a pair lies in one row, where what is not set is what the context "
+        "leaves); raise row_length to 32, or lower these limits\n",
+        [
+            *("mesh.tensor=2", "mesh.context=1", "mesh.data=-1", "engine.slots=4"),
+            "stages.pairs.micro.row_length=32",
+        ],
+    ),
+    "short rows that do not split": (
+        ["mesh.context=8", "stages.pairs.max_tokens=6", "stages.pairs.micro.row_length=10"],
+        "error: stages.pairs.micro.row_length = 10, but a sequence may have 12 tokens (2 x "
+        "(max_tokens = 6), for a pair lies in one row, where what is not set is what the context "
+        "leaves); raise row_length to 16, or lower these limits\n",
+        ["stages.pairs.micro.row_length=16"],
+    ),
+}
+
 
 @pytest.mark.parametrize("overrides, message, works", MESHES.values(), ids=list(MESHES))
 def test_what_a_mesh_cannot_split_is_said_without_running(
