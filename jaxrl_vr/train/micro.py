@@ -94,6 +94,12 @@ class Update:
         return float(bytes_of(found) + local_bytes(self.state.critic))
 
 
+def shape_of(stage: TrainStage, row_length: int, rows: int, mesh: jax.sharding.Mesh) -> Shape:
+    """The shape of a stage's micro-batches of so many rows."""
+    is_shared = stage.micro.share_prefixes and mesh.shape["context"] == 1
+    return Shape(row_length, rows, mesh.shape["data"] * mesh.shape["fsdp"] if is_shared else None)
+
+
 def micro_shape(
     stage: TrainStage,
     row_length: int,
@@ -119,11 +125,10 @@ def micro_shape(
       NoRowFits: not even one row a device does.
     """
     rows = stage.micro.rows
-    least = mesh.shape["data"] * mesh.shape["fsdp"]
-    parts = least if stage.micro.share_prefixes and mesh.shape["context"] == 1 else None
     if rows != "auto":
-        return Shape(row_length, rows, parts)
+        return shape_of(stage, row_length, rows, mesh)
     update = make()
+    least = mesh.shape["data"] * mesh.shape["fsdp"]
     limit = memory or device_memory(mesh)
     room = limit * _SHARE
 
@@ -153,4 +158,4 @@ def micro_shape(
         f"stages.{stage.name}.micro.rows = {rows}: an update takes {taken(rows) / 1e9:.2f} of "
         f"a device's {limit / 1e9:.2f} GB, as compiled; {why}"
     )
-    return Shape(row_length, rows, parts)
+    return shape_of(stage, row_length, rows, mesh)

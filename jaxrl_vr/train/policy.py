@@ -17,7 +17,7 @@ from jaxrl_vr.train.context import Context
 from jaxrl_vr.train.critic import Critic, CriticConfig, critic_learner
 from jaxrl_vr.train.folder import write_json
 from jaxrl_vr.train.limits import Rollouts, packed_rows
-from jaxrl_vr.train.micro import Update, micro_shape
+from jaxrl_vr.train.micro import Update, micro_shape, shape_of
 from jaxrl_vr.train.objectives import Objective, policy_objective, preferences, supervised
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import DpoStage, SftStage
@@ -123,10 +123,10 @@ def stage_shape(
             kept["row_length"] == row_length
             and kept["rows"] % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
         ):
-            return Shape(row_length, kept["rows"])
+            return shape_of(stage, row_length, kept["rows"], mesh)
     shape = micro_shape(stage, row_length, mesh, update, ctx.console.message)
     if stage.micro.rows == "auto":
-        write_json(found, dataclasses.asdict(shape))
+        write_json(found, {"rows": shape.rows, "row_length": row_length})
     return shape
 
 

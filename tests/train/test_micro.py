@@ -59,7 +59,7 @@ def found(update, memory, mesh=None):
 def test_the_most_rows_that_fit(num_rows, memory, rows, compiled):
     update = Update(num_rows, GB, GB)
     shape, said = found(update, memory)
-    assert shape == Shape(64, rows)
+    assert shape == Shape(64, rows, parts=1)
     assert update.compiled == compiled
     (line,) = said
     assert f"stages.rl.micro.rows = {rows}: an update takes {rows + 1:.2f} of" in line
@@ -183,10 +183,10 @@ def test_a_resumed_run_keeps_what_was_found(tmp_path, monkeypatch):
         stage_folder=lambda name: tmp_path,
         console=types.SimpleNamespace(message=print),
     )
-    monkeypatch.setattr(policy, "micro_shape", lambda *_: Shape(16, 12))
+    monkeypatch.setattr(policy, "micro_shape", lambda *_: Shape(16, 12, parts=4))
     (tmp_path / "micro.json").write_text('{"rows": 6, "row_length": 16}')
-    assert stage_shape(ctx, stage, learner=None) == Shape(16, 6)
+    assert stage_shape(ctx, stage, learner=None) == Shape(16, 6, parts=2)
     # On another mesh, which cannot split them, rows are found anew, and these are kept.
     ctx.mesh = make_mesh(MeshConfig(data=4), jax.devices()[:4])
-    assert stage_shape(ctx, stage, learner=None) == Shape(16, 12)
+    assert stage_shape(ctx, stage, learner=None) == Shape(16, 12, parts=4)
     assert json.loads((tmp_path / "micro.json").read_text()) == {"rows": 12, "row_length": 16}
