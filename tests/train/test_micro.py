@@ -104,7 +104,7 @@ name = "dpo"
 data = ["pairs"]
 steps = 1
 batch = 8
-micro = {{ rows = "auto" }}
+{micro}
 optimizer = {{ type = "adamw", learning_rate = 1e-2 }}
 """
 CRITIC = """
@@ -115,6 +115,8 @@ objective = { type = "ppo_clip" }
 
 
 def test_what_is_compiled_is_what_the_stage_runs(tmp_path, monkeypatch):
+    # How many tokens rows repeat is known when they have been sampled.
+    auto = 'micro = { rows = "auto", share_prefixes = false }'
     compiled, ran = [], []
     lower, update = Learner.lower, Learner.update
 
@@ -133,12 +135,12 @@ def test_what_is_compiled_is_what_the_stage_runs(tmp_path, monkeypatch):
     (tmp_path / "pairs.jsonl").write_text('{"q": "1+1=", "good": ">2", "bad": ">3"}\n' * 8)
     path = config(
         tmp_path,
-        sft("sft", more=AUTO),
-        rl("plain", more=AUTO),
-        rl("kl", more=f"{AUTO}\nkl = {{ coef = 0.05 }}"),
-        rl("critic", more=AUTO + CRITIC),
-        rl("imitating", more=f"{AUTO}\npositive_nll = {{ coef = 0.1 }}"),
-        PAIRS.format(folder=tmp_path),
+        sft("sft", more=auto),
+        rl("plain", more=auto),
+        rl("kl", more=f"{auto}\nkl = {{ coef = 0.05 }}"),
+        rl("critic", more=auto + CRITIC),
+        rl("imitating", more=f"{auto}\npositive_nll = {{ coef = 0.1 }}"),
+        PAIRS.format(folder=tmp_path, micro=auto),
     )
     train(path, "mesh.data=8")
     # A stage's rows are so few that one program holds them: one row for each of the 8 devices. The

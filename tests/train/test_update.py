@@ -206,6 +206,22 @@ def test_a_prompt_that_a_group_shares_is_computed_once():
     assert added[0] / added[1] == pytest.approx(share, abs=0.02)
 
 
+def test_what_is_shared_takes_no_more_memory_than_was_planned():
+    # Plans and automatic rows compile an update in which nothing is shared.
+    def temporaries(parts, remat):
+        model = dataclasses.replace(MODEL, remat=remat)
+        learner = learner_on(mesh_of())
+        batch = learner.place(batch_of(ROLLOUTS, Shape(24, 16, parts)))
+        params = abstract(model.declare(), TRAIN_RULES, mesh_of())
+        loss = loss_of(PPO_CLIP, model)
+        with jax.set_mesh(mesh_of()):
+            lowered = GRADIENTS.lower(params, batch, NUMBERS, loss=loss)
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    for remat in ("none", "block"):
+        assert temporaries(1, remat) < temporaries(None, remat)
+
+
 def test_order_does_not_matter():
     order = np.random.default_rng(1).permutation(len(ROLLOUTS))
     batch = batch_of([ROLLOUTS[i] for i in order], SHAPE)
