@@ -313,7 +313,7 @@ def pack_rollouts(rollouts: Sequence[tuple[int, Rollout]]) -> Batch:
         )
     lengths = jnp.array([t.num_trained for t in trajectories])
     longest = max(len(t.token_ids) for t in trajectories)
-    shape = Shape(longest, min(_ROWS, len(trajectories)))
+    shape = Shape(longest, min(_ROWS, len(trajectories)), parts=1)
     return build(trajectories, np.asarray(token_mean(lengths)), shape)
 
 

@@ -1,10 +1,8 @@
 """Runs whose updates compute what rows begin with alike once, beside runs that do not."""
 
-import json
-
 import numpy as np
 import pytest
-from inprocess import config, rl, train
+from inprocess import config, lines, rl, train
 
 from jaxrl_vr.rollout import batch as packed
 
@@ -19,14 +17,13 @@ kl = { where = "loss", coef = 0.1 }
 
 def numbers(folder):
     """What every step reported, but for sampling and clocks."""
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     return [
         {
             k: v
-            for k, v in json.loads(line).items()
+            for k, v in line.items()
             if k.partition("/")[0] in ("reward", "loss", "policy", "optimizer", "value", "mismatch")
         }
-        for line in lines
+        for line in lines(folder / "run" / "metrics.jsonl")
     ]
 
 

@@ -32,6 +32,7 @@ def members_of(annotation: Any) -> list[Any]:
 
 
 def is_model(annotation: Any) -> bool:
+    """Whether it is the class of a table."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 

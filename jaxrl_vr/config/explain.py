@@ -28,6 +28,8 @@ from jaxrl_vr.config.toml import toml_value
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
+    """What is wrong at a key."""
+
     key: Key
     text: str  # reads on behind "key = value: "
     is_in_table: bool = False  # about something that is not there, so `key` is not in any file

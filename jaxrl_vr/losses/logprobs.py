@@ -78,15 +78,16 @@ def token_logprobs(
     *,
     chunk: int | None = None,
     shards: int = 1,
-    keep_logits: bool = False,
+    kept_logits: int = 0,
 ) -> tuple[jax.Array, jax.Array]:
-    """Log-prob of each token and entropy of its distribution; `[N, V]` exists only on demand.
+    """Log-prob of each token and entropy of its distribution; no `[N, V]` that is not small.
 
     log p_n = z_n[token_n] - logsumexp(z_n), H_n = logsumexp(z_n) - sum_v p_nv z_nv, with
     z = hidden head^T / T, a chunk of tokens at a time. The backward pass computes each chunk's
-    logits again, so that memory does not grow with N times V; the head's gradient accumulates in
-    float32. Masked-out tokens are moved behind the others, and chunks of them are skipped: in RL
-    most tokens are prompt, and the head can be a quarter of the model.
+    logits again, unless `kept_logits` says otherwise, so that memory does not grow with N times V;
+    the head's gradient accumulates in float32. Masked-out tokens are moved behind the others, and
+    chunks of them are skipped: in RL most tokens are prompt, and the head can be a quarter of the
+    model.
 
     Args:
       hidden: [N, D] final hidden states.
@@ -100,8 +101,9 @@ def token_logprobs(
       shards: equal contiguous parts of the N tokens, each moved, cut and summed by itself. Set it
         to the number of devices that the tokens are split over: each then works on its own part,
         and the head's gradient crosses the network once.
-      keep_logits: whether the backward pass is left all N x V logits instead of computing them
-        again, which spares a quarter of the head's products.
+      kept_logits: where those of a shard, its tokens in whole chunks times V, are no more, the
+        backward pass is left them all (float32) instead of computing them again, which spares a
+        quarter of the head's products.
 
     Returns:
       logp [N] float32 and entropy [N] float32 in nats.
@@ -144,7 +146,8 @@ def token_logprobs(
     hidden, head, temperature = (
         x * constant_of(1, x.dtype, *differing) for x in (filled[0], head, filled[2])
     )
-    outputs: Any = _chunked(hidden, head, filled[1], temperature, filled[3], chunk, keep_logits)
+    keep = order.shape[1] * sizes["V"] <= kept_logits
+    outputs: Any = _chunked(hidden, head, filled[1], temperature, filled[3], chunk, keep)
     back = jnp.zeros((shards, part), jnp.float32)
     logp, entropy = (jax.vmap(_put_or_drop)(back, order, a).reshape(-1) for a in outputs)
     return logp, entropy
@@ -198,13 +201,13 @@ def _chunked(
     temperature: jax.Array,
     is_wanted: jax.Array,
     chunk: int,
-    keep_logits: bool,
+    keep: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """R shards of n tokens: hidden [R, n, D], the others [R, n]; returns [R, n] twice."""
     return _forward(hidden, head, token, temperature, is_wanted, chunk, False)[0]
 
 
-def _forward(hidden, head, token, temperature, is_wanted, chunk, keep_logits):
+def _forward(hidden, head, token, temperature, is_wanted, chunk, keep):
     def one(inputs):
         hidden, token, temperature, is_wanted = inputs
 
@@ -217,7 +220,7 @@ def _forward(hidden, head, token, temperature, is_wanted, chunk, keep_logits):
             logsumexp = jnp.log(mass)
             logp, entropy = chosen - logsumexp, logsumexp - weighed / mass
             logp, entropy = (jnp.where(is_wanted, a, 0.0) for a in (logp, entropy))
-            return (logp, entropy, peak, logsumexp), logits if keep_logits else None
+            return (logp, entropy, peak, logsumexp), logits if keep else None
 
         nothing = jax.tree.map(
             lambda a: jnp.zeros_like(temperature, jnp.float32, shape=a.shape),
@@ -232,7 +235,7 @@ def _forward(hidden, head, token, temperature, is_wanted, chunk, keep_logits):
     return (logp, sums[0]), (hidden, head, token, temperature, is_wanted, sums, logits)
 
 
-def _backward(chunk, keep_logits, saved, cotangents):
+def _backward(chunk, keep, saved, cotangents):
     hidden, head, token, temperature, is_wanted, sums, all_logits = saved
     shards = hidden.shape[0]
     product = functools.partial(
@@ -250,7 +253,7 @@ def _backward(chunk, keep_logits, saved, cotangents):
         entropy, peak, logsumexp = sums
 
         def compute():
-            logits = kept if keep_logits else scaled_logits(hidden, head, temperature)
+            logits = kept if keep else scaled_logits(hidden, head, temperature)
             log_probs = logits - peak[:, None] - logsumexp[:, None]
             # d logp / d z = onehot - p;  d H / d z = -p (log p + H)
             of_entropy = entropy_grad[:, None] * (log_probs + entropy[:, None])

@@ -67,9 +67,7 @@ def _of_tokens_backward(distinct: Distinct, gradient: jax.Array) -> tuple[jax.Ar
     # A gather, where differentiating the other one would scatter.
     token = _parts(distinct.token, distinct)
     is_its = _taken(distinct.place, token) == jnp.arange(token.shape[1])[None]
-    found = _taken(gradient, token)
-    found = jnp.where(is_its.reshape(*is_its.shape, *[1] * (found.ndim - 2)), found, 0)
-    return _rows(found, distinct), None
+    return _rows(_where(is_its, _taken(gradient, token)), distinct), None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -84,13 +82,15 @@ def _in_rows_forward(a: jax.Array, distinct: Distinct, only_place: bool) -> tupl
 def _in_rows_backward(
     only_place: bool, distinct: Distinct, gradient: jax.Array
 ) -> tuple[jax.Array, None]:
-    gradient = _parts(gradient, distinct)
-    if only_place:
-        return _taken(gradient, distinct.place), None
+    gradient, token = (_parts(a, distinct) for a in (gradient, distinct.token))
     U = distinct.place.shape[1]
+    if only_place:
+        # Behind the distinct tokens U is filled up with others' places.
+        is_used = _taken(token, distinct.place) == jnp.arange(U)[None]
+        return _where(is_used, _taken(gradient, distinct.place)), None
     sums = functools.partial(jax.ops.segment_sum, num_segments=U)
     # In float32: a prompt has as many copies as its group has samples.
-    found = jax.vmap(sums)(gradient.astype(jnp.float32), _parts(distinct.token, distinct))
+    found = jax.vmap(sums)(gradient.astype(jnp.float32), token)
     return found.astype(gradient.dtype), None
 
 
@@ -102,6 +102,11 @@ def _parts(a: jax.Array, distinct: Distinct) -> jax.Array:
 def _rows(a: jax.Array, distinct: Distinct) -> jax.Array:
     """[R, n, ...] -> [b, T, ...]."""
     return a.reshape(*distinct.token.shape, *a.shape[2:])
+
+
+def _where(mask: jax.Array, a: jax.Array) -> jax.Array:
+    """[R, m, ...] with zeros where the mask, [R, m], is false."""
+    return jnp.where(mask.reshape(*mask.shape, *[1] * (a.ndim - 2)), a, 0)
 
 
 def _taken(a: jax.Array, index: jax.Array) -> jax.Array:

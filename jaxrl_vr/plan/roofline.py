@@ -234,21 +234,21 @@ def _layer_width(arch: Architecture, tensor: int) -> float:
     """Numbers a token that the backward pass of a block wants of its forward pass."""
     heads = arch.heads * arch.head_dim
     kv = 2 * arch.kv_heads * arch.head_dim
-    return 4 * arch.width + (3 * heads + 2 * kv + 4 * arch.ffn) / tensor
+    return 4 * arch.width + (3 * heads + 4 * arch.ffn) / tensor + 2 * kv / _kv_split(arch, tensor)
 
 
 def _taken_width(arch: Architecture, tensor: int) -> float:
     """Of these, what norms, products and attention take; they make the rest again."""
     heads = arch.heads * arch.head_dim
     kv = 2 * arch.kv_heads * arch.head_dim
-    return 4 * arch.width + (3 * heads + kv + 2 * arch.ffn) / tensor
+    return 4 * arch.width + (3 * heads + 2 * arch.ffn) / tensor + kv / _kv_split(arch, tensor)
 
 
 def _kept_width(arch: Architecture, tensor: int) -> float:
     """Of a block's forward pass: its input, the products and attention."""
     heads = arch.heads * arch.head_dim
     kv = 2 * arch.kv_heads * arch.head_dim
-    return 3 * arch.width + (2 * heads + kv + 2 * arch.ffn) / tensor
+    return 3 * arch.width + (2 * heads + 2 * arch.ffn) / tensor + kv / _kv_split(arch, tensor)
 
 
 @dataclasses.dataclass(frozen=True)

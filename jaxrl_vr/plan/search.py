@@ -75,6 +75,12 @@ def ranked(
             config, stage, choice, chip, arch, rollouts, row_length, moments, num_slices
         )
         found.append((choice, one))
+    if not found and not refused:
+        raise ValueError(
+            f"--num-slices {num_slices}: a step of stage {stage.name} fills "
+            f"{rollouts.num_rows(row_length)} rows, which so many slices cannot share; lower it, "
+            f"or raise stages.{stage.name}.prompts"
+        )
     if not found:
         raise ValueError(_none_runs(refused))
     fitting = [one for one in found if one[1].total_bytes <= _HEADROOM * chip.memory_bytes]

@@ -277,7 +277,9 @@ def _places(
     """Number of micro-batches, and where each sequence lies."""
     lengths = [len(t.token_ids) for t in trajectories]
     units = [sum(lengths[i : i + together]) for i in range(0, len(lengths), together)]
-    groups = None if shape.parts is None else [t.group for t in trajectories[::together]]
+    # Rows that are dealt are to be as independent as can be.
+    by_group = shape.parts is not None and deal is None
+    groups = [t.group for t in trajectories[::together]] if by_group else None
     rows = [
         [together * unit + i for unit in members for i in range(together)]
         for members in pack(units, shape.row_length, groups)

@@ -50,7 +50,7 @@ def distinct_tokens(
     if steps > _MOST:
         return None
     size = math.ceil(steps * n / _STEPS)
-    # What is behind the distinct ones stands for the place 0, and nothing asks for it.
+    # What is behind the distinct ones has the place 0, and no place asks for it.
     place = np.stack([np.pad(place, (0, size - len(place))) for place, _ in of_each])
     token = np.stack([token for _, token in of_each])
     return place.reshape(M, parts, size), token.reshape(M, b, T)

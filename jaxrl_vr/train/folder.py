@@ -37,7 +37,8 @@ def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[st
     A stage that has begun keeps its table and its data. `eval`, `steps` and `diagnostics`, which
     changes the numbers to rounding at most, may change until it is done, `steps` only where no
     learning-rate schedule hangs on it (`train.folder` checks that). A stage that is done keeps
-    these too, and its tasks with their data. `profile` and `micro.rows` may change at any time.
+    these too, and its tasks with their data. `profile`, `micro.rows` and `micro.share_prefixes` may
+    change at any time.
     What only later stages use is not settled, so that a fault in it can be corrected.
 
     Args:
@@ -49,7 +50,7 @@ def settled(config: RunConfig, num_begun: int, done: Collection[str]) -> dict[st
     tasks = {name for stage in stages if stage.name in done for name in tasks_of(stage)}
     data = {name for stage in stages if isinstance(stage, TrainStage) for name in stage.sources}
     data |= {name for task in tasks for name in config.task(task).data}
-    always: Any = {"profile": True, "micro": {"rows": True}}
+    always: Any = {"profile": True, "micro": {"rows": True, "share_prefixes": True}}
     open_keys = {"eval": True, "steps": True, "diagnostics": True, **always}
     return config.model_dump() | {
         "stages": [s.model_dump(exclude=always if s.name in done else open_keys) for s in stages],

@@ -76,6 +76,7 @@ def mixed_in(
             token_ids=np.array(text.ids),
             mask=np.zeros(len(mark), bool),
             imitation=mark * np.float32(weight),
+            group=-1,  # no rollout's
         )
         more = {name: nothing for name in _OPTIONAL if getattr(part[0], name) is not None}
         if part[0].selected is not None:

@@ -27,7 +27,8 @@ from jaxrl_vr.train.objectives import Numbers, Objective
 from jaxrl_vr.train.state import TrainState
 from jaxrl_vr.train.transform import Transform, kept_as, to_devices
 
-# Of a device, as float32: half a GB at most. More are computed again in the backward pass.
+# Of the tokens of a device, as float32: half a GB at most. More are computed again in the backward
+# pass.
 _KEPT_LOGITS = 2**27
 
 
@@ -66,7 +67,7 @@ def row_logprobs(model: Model, params: Params, batch: Batch) -> tuple[jax.Array,
             model.head(params),
             *arrays[1:],
             shards=rows * length,
-            keep_logits=b * T // (rows * length) * model.vocab_size <= _KEPT_LOGITS,
+            kept_logits=_KEPT_LOGITS,
         )
     logp, entropy = (_from_shards(a, b, T, rows, length) for a in found)
     return jnp.roll(logp, 1, axis=1), jnp.roll(entropy, 1, axis=1)

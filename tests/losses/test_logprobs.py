@@ -22,7 +22,7 @@ MASK = np.array([True, False, True, True, False, False, True])
 # Weights of the two results, so that every gradient differs.
 UP = RNG.normal(size=(2, N)).astype(np.float32)
 
-OURS = jax.jit(token_logprobs, static_argnames=("chunk", "shards", "keep_logits"))
+OURS = jax.jit(token_logprobs, static_argnames=("chunk", "shards", "kept_logits"))
 
 
 def plain(hidden, head, token, temperature, mask=None):
@@ -39,7 +39,7 @@ def total(hidden, head, mask=None, up=UP, *, function=token_logprobs, **chunk):
     return jnp.sum(up[0] * logp + up[1] * entropy)
 
 
-STATIC = ("function", "chunk", "shards", "keep_logits")
+STATIC = ("function", "chunk", "shards", "kept_logits")
 GRAD = jax.jit(jax.value_and_grad(total, argnums=(0, 1)), static_argnames=STATIC)
 
 
@@ -82,19 +82,20 @@ def test_equals_the_loop(chunk, mask):
         np.testing.assert_allclose(ours, oracle, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("keep_logits", [False, True], ids=["again", "kept"])
+@pytest.mark.parametrize("kept_logits", [0, 1000], ids=["again", "kept"])
 @pytest.mark.parametrize("mask", [None, MASK], ids=["all", "masked"])
 @pytest.mark.parametrize("chunk", [3, None])
-def test_gradient_equals_that_of_the_definition(chunk, mask, keep_logits):
-    found = GRAD(HIDDEN, HEAD, mask, UP, chunk=chunk, keep_logits=keep_logits)
+def test_gradient_equals_that_of_the_definition(chunk, mask, kept_logits):
+    found = GRAD(HIDDEN, HEAD, mask, UP, chunk=chunk, kept_logits=kept_logits)
     expected = GRAD(HIDDEN, HEAD, mask, UP, function=plain)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, found, expected)
 
 
+@pytest.mark.parametrize("kept_logits", [0, 1000], ids=["again", "kept"])
 @pytest.mark.parametrize("chunk", [1, 2, None])
 @pytest.mark.parametrize("shards", [2, 4])
-def test_shards_change_nothing(shards, chunk):
+def test_shards_change_nothing(shards, chunk, kept_logits):
     def twelve(x):
         return np.concatenate([x, x[..., : 12 - N]], axis=-1)
 
@@ -102,7 +103,8 @@ def test_shards_change_nothing(shards, chunk):
     mask, up = twelve(MASK), twelve(UP)
 
     def of(hidden, head, shards):
-        found = token_logprobs(hidden, head, token, temperature, mask, chunk=chunk, shards=shards)
+        options = {"chunk": chunk, "shards": shards, "kept_logits": kept_logits}
+        found = token_logprobs(hidden, head, token, temperature, mask, **options)
         return jnp.sum(up[0] * found[0] + up[1] * found[1]), found
 
     compute = jax.jit(jax.value_and_grad(of, (0, 1), has_aux=True), static_argnums=2)
@@ -247,7 +249,7 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary():
 @pytest.mark.parametrize("chunk", [2, 7, None])
 @pytest.mark.parametrize("mask", [None, MASK, MASK & False], ids=["all", "masked", "none"])
 def test_kept_logits_change_nothing(chunk, mask):
-    kept, again = (GRAD(HIDDEN, HEAD, mask, UP, chunk=chunk, keep_logits=k) for k in (True, False))
+    kept, again = (GRAD(HIDDEN, HEAD, mask, UP, chunk=chunk, kept_logits=k) for k in (1000, 0))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6)
     jax.tree.map(close, kept, again)
 
@@ -258,8 +260,12 @@ def test_kept_logits_spare_one_of_four_products():
         return compute.lower(HIDDEN, HEAD).compile().cost_analysis()["flops"]
 
     # Products are 2 N D V each: logits, both gradients, and the logits again.
-    spared = flops() - flops(keep_logits=True)
+    spared = flops() - flops(kept_logits=N * V)
     assert spared == pytest.approx(2 * N * D * V, rel=0.25)
+    assert flops(kept_logits=N * V - 1) == flops()
+    # What is kept has whole chunks.
+    assert flops(chunk=4, kept_logits=N * V) == flops(chunk=4)
+    assert flops(chunk=4, kept_logits=8 * V) < flops(chunk=4)
 
 
 @pytest.mark.parametrize(

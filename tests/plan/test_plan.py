@@ -352,6 +352,14 @@ def test_a_search_in_which_nothing_runs_says_what_is_mended_most_simply(
     call(capsys, *args, *works)
 
 
+def test_more_slices_than_rows_are_said(config_file):
+    config = load(RunConfig, [config_file], ["stages.rl.prompts=1", "stages.rl.samples=2"])
+    stage = plan_module.rl_stage(config, None)
+    says = r"--num-slices 4: a step of stage rl fills [12] rows, .* raise stages\.rl\.prompts"
+    with pytest.raises(ValueError, match=says):
+        ranked(config, stage, CHIPS["v5e"], 32, num_slices=4)
+
+
 def test_a_large_model_is_split(config_file):
     large = ["model.width=8192", "model.heads=64", "model.layers=64", "model.ffn=28672"]
     config = load(RunConfig, [config_file], large)

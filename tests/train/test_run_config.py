@@ -429,6 +429,7 @@ def changed(tmp_path, *overrides, num_begun=2, done=("cold",)):
         "stages.grpo.diagnostics.layer_norms=true",
         "stages.grpo.profile={ steps = [1] }",
         "stages.cold.profile={ steps = [1] }",  # of a stage that is done
+        "stages.cold.micro.share_prefixes=false",
         "run_dir=elsewhere",
     ],
 )

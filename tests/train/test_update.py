@@ -16,6 +16,7 @@ from jaxrl_vr.models.params import abstract, init, shardings
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.rollout.batch import Shape, Trajectory, abstract_batch, build
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh, place
+from jaxrl_vr.train import update as update_module
 from jaxrl_vr.train.groups import Group
 from jaxrl_vr.train.objectives import PpoClip, Reinforce, policy_objective, supervised
 from jaxrl_vr.train.optimizer import AdamW
@@ -56,10 +57,10 @@ def make_rollouts():
     valid = np.ones((4, 4), bool)
     valid[3, 2] = False  # could not be scored: trains no token
     adv = np.asarray(group_norm(reward, valid))
-    prompts = np.random.default_rng(1).integers(0, 32, (4, 4))
+    prompts = np.random.default_rng(1).integers(0, 32, (4, 12))
     rollouts = []
     for group, g in np.ndindex(4, 4):
-        prompt, completion = rng.integers(2, 5), rng.integers(1, 19)
+        prompt, completion = rng.integers(10, 13), rng.integers(1, 12)
         mask = np.array([False] * prompt + [True] * completion) & valid[group, g]
         mask[prompt + completion // 2] = False  # a token that was forced
         n = len(mask)
@@ -87,6 +88,7 @@ def batch_of(rollouts, shape, weights=TOKEN_MEAN):
     """A packed step with a reference; its log-prob is the token's, wherever that stands."""
     lengths = np.array([t.num_trained for t in rollouts])
     batch = build(rollouts, weights(lengths, np.array([t.group for t in rollouts]), 20), shape)
+    assert (shape.parts is None) == (batch.distinct_place is None)
     ref_logp = np.where(batch.mask, -3.4 + 0.02 * batch.tokens, 0.0).astype(np.float32)
     return dataclasses.replace(batch, ref_logp=ref_logp)
 
@@ -218,7 +220,7 @@ def test_what_is_shared_takes_no_more_memory_than_was_planned():
             lowered = GRADIENTS.lower(params, batch, NUMBERS, loss=loss)
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
-    for remat in ("none", "block"):
+    for remat in ("none", "minimal", "block"):
         assert temporaries(1, remat) < temporaries(None, remat)
 
 
@@ -262,6 +264,18 @@ MESHES = {
 def test_sharding_does_not_matter(sizes, shape):
     batch = batch_of(ROLLOUTS, shape)
     assert_same(found_on(mesh_of(8, **sizes), batch), baseline(), batch)
+
+
+@pytest.mark.parametrize("sizes, shape", MESHES.values(), ids=MESHES.keys())
+def test_logits_may_be_kept_or_computed_again(sizes, shape, monkeypatch):
+    # So few are kept, as `baseline` does it.
+    monkeypatch.setattr(update_module, "_KEPT_LOGITS", 0)
+    mesh, batch = mesh_of(8, **sizes), batch_of(ROLLOUTS, shape)
+    loss = policy_loss(MODEL, PPO_CLIP)
+    with jax.set_mesh(mesh):
+        placed = learner_on(mesh).place(batch)
+        found = GRADIENTS(params_on(mesh), placed, NUMBERS, loss=loss)
+    assert_same(jax.device_get(found), baseline(), batch)
 
 
 def thirty_updates(mesh, shape):
