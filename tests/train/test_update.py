@@ -362,10 +362,10 @@ def with_imitation():
 
 
 def test_imitation_adds_the_likelihood_with_its_weights():
-    every = with_imitation()
-    batch = batch_of(every, SHAPE)
+    batch = batch_of(with_imitation(), Shape(24, 18))
     loss, _, metrics = found_on(mesh_of(), batch)
     plain, _, plain_metrics = baseline()
+    assert len(batch.tokens) == 1
     params = params_on(mesh_of())
     micro = jax.tree.map(lambda a: a[0], batch)
     logp = np.asarray(ROW_LOGPROBS(MODEL, params, micro)[0], np.float64)
