@@ -1,6 +1,8 @@
 """What holds for every test: 8 CPU devices, no silent rank promotion, no time limits."""
 
 import os
+import sys
+import textwrap
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Most of a test's time is compilation, and small models gain nothing from optimised code.
@@ -25,3 +27,16 @@ def forget_programs():
     """A module's programs go with it: those of the whole suite are gigabytes in each process."""
     yield
     jax.clear_caches()
+
+
+@pytest.fixture
+def verifier(tmp_path, monkeypatch):
+    """Makes a module `judge` of this text, which the workers can import too."""
+
+    def make(text):
+        (tmp_path / "judge.py").write_text(textwrap.dedent(text))
+        monkeypatch.syspath_prepend(tmp_path)
+
+    yield make
+    monkeypatch.undo()
+    sys.modules.pop("judge", None)

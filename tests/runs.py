@@ -2,9 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -132,3 +134,26 @@ def metrics(run_dir):
         {k: v for k, v in json.loads(line).items() if not k.startswith(("time/", "speed/"))}
         for line in lines
     ]
+
+
+def in_two_processes(script, *args):
+    """Runs a script twice at once, with a free port, 0 or 1, and `args`; each has to print "equal"
+    at its end."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), port, str(i), *map(str, args)],
+            cwd=ROOT,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for i in range(2)
+    ]
+    for process in started:
+        out, error = process.communicate()
+        assert process.returncode == 0, error[-3000:]
+        assert "equal" in out.splitlines()  # gloo prints too

@@ -1,11 +1,5 @@
 """Meshes, the rules tables, and arrays to and from devices."""
 
-import os
-import socket
-import subprocess
-import sys
-import textwrap
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -14,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
+from runs import in_two_processes
 
 from jaxrl_vr.sharding import (
     MESH_AXES,
@@ -212,26 +207,5 @@ TWO_PROCESSES = """
 """
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
-
-
 def test_place_and_to_host_over_two_processes():
-    port, script = str(free_port()), textwrap.dedent(TWO_PROCESSES)
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, port, str(i)],
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for i in range(2)
-    ]
-    for process in started:
-        out, error = process.communicate()
-        assert process.returncode == 0, error[-3000:]
-        assert "equal" in out.splitlines()  # gloo prints too
+    in_two_processes(TWO_PROCESSES)

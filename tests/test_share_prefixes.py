@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from inprocess import config, lines, rl, train
+from inprocess import config, judged, lines, rl, train
 
 from jaxrl_vr.rollout import batch as packed
 
@@ -28,22 +28,6 @@ def numbers(folder):
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch):
-    """Sums that are judged by the first character of an answer."""
-    (tmp_path / "sharing_verifier.py").write_text(
-        "def judge(example, response):\n    return float(ord(response[:1] or '0') % 2)\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    return """
-[[data]]
-name = "ones"
-type = "arithmetic"
-digits = 1
-verifier = { type = "custom", path = "sharing_verifier:judge" }
-"""
-
-
-@pytest.fixture
 def shares(monkeypatch):
     """The share of a micro-batch that is computed, batch by batch."""
     found = []
@@ -59,12 +43,16 @@ def shares(monkeypatch):
 
 
 @pytest.mark.parametrize("more", [CRITIC, ""], ids=["critic_and_reference", "grpo"])
-def test_a_run_is_the_same_with_and_without(tmp_path, data, shares, more):
+def test_a_run_is_the_same_with_and_without(tmp_path, verifier, shares, more):
+    verifier("""
+    def is_odd(example, response):
+        return ord(response[:1] or "0") % 2
+    """)
     reports = []
     for name, option in (("with", ""), ("without", ", share_prefixes = false")):
         (tmp_path / name).mkdir()
         stage = rl("rl", steps=2, more=ROWS % (option, "ppo_clip", more))
-        train(config(tmp_path / name, stage, data=data), "stages.0.samples=8")
+        train(config(tmp_path / name, stage, data=judged("is_odd")), "stages.0.samples=8")
         reports.append(numbers(tmp_path / name))
     # 32 rollouts of 8 to 10 tokens fill 5 or 6 of 8 rows, of which half are prompts and padding.
     assert shares and max(shares) < 0.8

@@ -25,6 +25,7 @@ from jaxrl_vr.models.params import declare
 from jaxrl_vr.models.transformer import Remat
 from jaxrl_vr.plan.network import Network
 from jaxrl_vr.rollout.batch import Shape
+from jaxrl_vr.sharding import MESH_AXES
 from jaxrl_vr.train.limits import Rollouts
 
 # Of a chip's peak, in products of the size of training.
@@ -56,16 +57,10 @@ class Choice:
         """Of the mesh."""
         return self.data * self.fsdp * self.context * self.tensor
 
-    @property
-    def passes(self) -> int:
-        """Over the weights in each micro-batch: forward, backward, and forward again."""
-        return 3 if self.remat == "block" else 2
-
     def apart(self, axis: str) -> int:
         """Devices from one of an axis to its next, as a mesh counts them."""
-        inner = {"data": ("fsdp", "context", "tensor"), "fsdp": ("context", "tensor")}
-        names = inner.get(axis, ("tensor",) if axis == "context" else ())
-        return math.prod(getattr(self, name) for name in names)
+        inner = MESH_AXES[MESH_AXES.index(axis) + 1 :]
+        return math.prod(self.mesh.get(name, 1) for name in inner)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -198,11 +193,11 @@ def estimate(
     flops = passes.products * of_pass + 2 * teacher * rows * row_length
     products = flops / choice.devices / chip.peak_flops / _EFFICIENCY
     # Each micro-batch reads the weights in every pass, and its gradient is added to the sum.
-    read = num_micro * choice.passes * itemsize * N / choice.tensor / chip.bandwidth
-    summed = num_micro * 3 * 4 * N / split / chip.bandwidth
+    read = num_micro * passes.total * itemsize * N / choice.tensor / chip.bandwidth
+    summed = num_micro * passes.backward * 3 * 4 * N / split / chip.bandwidth
     network = Network.of(chip, choice.devices, num_slices)
     waited = num_micro * activations_s(arch, choice, network, passes, tokens, itemsize)
-    beside = num_micro * _weights_s(N, choice, network, itemsize)
+    beside = num_micro * _weights_s(N, choice, network, passes, itemsize)
     update = max(max(products, read) + summed + waited, beside)
     waves = math.ceil(rollouts.count / slots)
     of_group = slots / groups
@@ -271,6 +266,11 @@ class Passes:
         return cls(updates + scores, updates, updates * (remat == "block"))
 
     @property
+    def total(self) -> int:
+        """All, each over the weights of a model."""
+        return self.forward + self.backward + self.again
+
+    @property
     def products(self) -> int:
         """In forward passes."""
         return self.forward + 2 * self.backward + self.again
@@ -326,17 +326,18 @@ def activations_s(
     L = arch.layers
     sums = (2 * L + 1) * (passes.forward + passes.backward) + L * passes.again
     kv = 2 * arch.kv_heads / _kv_split(arch, choice.tensor) * arch.head_dim * itemsize
-    gathers = L * (passes.forward + passes.backward + passes.again)
     return sums * _summed_s(tokens * arch.width * itemsize, choice, network) + (
-        gathers
+        L
+        * passes.total
         * network.gather_s(tokens * choice.context * kv, choice.context, choice.apart("context"))
     )
 
 
-def _weights_s(N: int, choice: Choice, network: Network, itemsize: int) -> float:
+def _weights_s(N: int, choice: Choice, network: Network, passes: Passes, itemsize: int) -> float:
     """Of one micro-batch: weights gathered in every pass, and gradients scattered and summed."""
     fsdp = choice.fsdp, choice.apart("fsdp")
-    moved = choice.passes * network.gather_s(itemsize * N / choice.tensor, *fsdp)
-    moved += network.gather_s(4 * N / choice.tensor, *fsdp)
+    moved = passes.total * network.gather_s(itemsize * N / choice.tensor, *fsdp)
     of_data = 4 * N / choice.tensor / choice.fsdp
-    return moved + 2 * network.gather_s(of_data, choice.data, choice.apart("data"))
+    summed = network.gather_s(4 * N / choice.tensor, *fsdp)
+    summed += 2 * network.gather_s(of_data, choice.data, choice.apart("data"))
+    return moved + passes.backward * summed

@@ -85,9 +85,8 @@ def _problems_on(config: RunConfig, context: int, mesh: Mapping[str, int]) -> It
     for task in config.tasks:
         yield from _room_problem(f"tasks.{task.name}", task.sampling.max_new_tokens, context)
     for stage in config.stages:
-        if isinstance(stage, TrainStage):
-            of_rows = list(_rows_problem(stage, mesh))
-            yield from of_rows or _noise_scale_problem(stage, mesh)
+        of_rows = list(_rows_problem(stage, mesh)) if isinstance(stage, TrainStage) else []
+        yield from of_rows
         if isinstance(stage, RlStage):
             new = stage.sampling.max_new_tokens
             of_room = list(_room_problem(f"stages.{stage.name}", new, context))
@@ -95,20 +94,22 @@ def _problems_on(config: RunConfig, context: int, mesh: Mapping[str, int]) -> It
                 yield from of_room
                 continue  # without a prompt there is no row
             prompt = stage.longest_prompt(context)
+            longest = stage.sequences_together * (prompt + new)
             sum_of = f"max_prompt_tokens = {prompt} + max_new_tokens = {new}"
             if stage.sequences_together > 1:
                 sum_of = f"{stage.sequences_together} x ({sum_of}), for a pair lies in one row"
-            yield from _row_length_problem(
-                stage, context, stage.sequences_together * (prompt + new), sum_of, mesh
-            )
-        if isinstance(stage, DpoStage):
-            longest = stage.longest(context)
-            sum_of = f"2 x (max_tokens = {longest}), for a pair lies in one row"
-            yield from _row_length_problem(stage, context, 2 * longest, sum_of, mesh)
-        if isinstance(stage, SftStage):
+        elif isinstance(stage, DpoStage):
+            longest = 2 * stage.longest(context)
+            sum_of = f"2 x (max_tokens = {stage.longest(context)}), for a pair lies in one row"
+        elif isinstance(stage, SftStage):
             longest = stage.longest(context)
             sum_of = f"max_tokens = {longest}"
-            yield from _row_length_problem(stage, context, longest, sum_of, mesh)
+        else:
+            continue
+        of_length = list(_row_length_problem(stage, context, longest, sum_of, mesh))
+        yield from of_length
+        if not of_rows and not of_length:
+            yield from _noise_scale_problem(stage, stage.row_length(context) // longest, mesh)
 
 
 def check_optimizers(config: RunConfig, model: Transformer) -> None:
@@ -294,8 +295,11 @@ def _rows_problem(stage: TrainStage, mesh: Mapping[str, int]) -> Iterator[Proble
         )
 
 
-def _noise_scale_problem(stage: TrainStage, mesh: Mapping[str, int]) -> Iterator[Problem]:
-    """A noise scale of updates that can never have two micro-batches."""
+def _noise_scale_problem(
+    stage: RlStage | DpoStage | SftStage, of_row: int, mesh: Mapping[str, int]
+) -> Iterator[Problem]:
+    """A noise scale of updates that can never have two micro-batches; a row holds at least so many
+    sequences (or pairs), however long."""
     if not stage.diagnostics.gradient_noise_scale:
         return
     rows = stage.micro.rows
@@ -312,7 +316,7 @@ def _noise_scale_problem(stage: TrainStage, mesh: Mapping[str, int]) -> Iterator
             return  # as many groups train as have contrast
         groups = -(-stage.prompts // stage.fewest_updates)
         is_pairs = stage.sequences_together > 1
-        most = groups * (1 if is_pairs else stage.samples)
+        most = -(-groups * (1 if is_pairs else stage.samples) // of_row)
         of_each = "a pair" if is_pairs else f"samples = {stage.samples}"
         given = f"prompts = {stage.prompts} in updates = {stage.fewest_updates} with {of_each} each"
         more = "prompts"
@@ -320,8 +324,7 @@ def _noise_scale_problem(stage: TrainStage, mesh: Mapping[str, int]) -> Iterator
             most += stage.lm_mix.batch
             given += f", and lm_mix.batch = {stage.lm_mix.batch}"
     else:
-        assert isinstance(stage, SftStage | DpoStage), stage
-        most, given, more = stage.batch, f"batch = {stage.batch}", "batch"
+        most, given, more = -(-stage.batch // of_row), f"batch = {stage.batch}", "batch"
     if most > rows:
         return
     split = mesh["data"] * mesh["fsdp"]

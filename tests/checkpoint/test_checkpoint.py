@@ -1,11 +1,6 @@
 """Checkpoints: exact round trips, other meshes, retention, saves beside what else runs."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +9,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from runs import ROOT
+from runs import in_two_processes
 from saved_states import assert_same_bits, mesh_of, state, target_of
 
 from jaxrl_vr.checkpoint import CheckpointConfig, Checkpoints
@@ -230,25 +225,7 @@ TWO_PROCESSES = """
 
 
 def test_two_processes_save_one_checkpoint(tmp_path, one):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    script, env = textwrap.dedent(TWO_PROCESSES), {**os.environ, "JAX_PLATFORMS": "cpu"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, port, str(i), str(tmp_path)],
-            cwd=ROOT,
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for i in range(2)
-    ]
-    for process in started:
-        out, error = process.communicate()
-        assert process.returncode == 0, error[-3000:]
-        assert "equal" in out.splitlines()  # gloo prints too
+    in_two_processes(TWO_PROCESSES, tmp_path)
     # One process alone reads what two have saved.
     checkpoints = Checkpoints(tmp_path / "run", keep=2, asynchronous=False)
     assert checkpoints.steps() == [2, 3]

@@ -34,6 +34,10 @@ def rows(parts):
 PARTS = pytest.mark.parametrize("parts", [1, 2])
 
 
+def drawn(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
 def flat_index(distinct):
     """Of every place, the index of its token among those of all parts."""
     R, U = distinct.place.shape
@@ -45,8 +49,8 @@ def flat_index(distinct):
 def test_into_rows_adds_up_the_gradients_of_all_places(parts):
     distinct, *_ = rows(parts)
     R, U = distinct.place.shape
-    a = RNG.normal(size=(R, U, 3)).astype(np.float32)
-    weight = RNG.normal(size=(8, T, 3)).astype(np.float32)
+    a = drawn(R, U, 3)
+    weight = drawn(8, T, 3)
     out, backward = jax.vjp(lambda a: in_rows(a, distinct), a)
     index = flat_index(distinct)
     np.testing.assert_array_equal(out, a.reshape(R * U, 3)[index].reshape(8, T, 3))
@@ -59,8 +63,8 @@ def test_into_rows_adds_up_the_gradients_of_all_places(parts):
 def test_into_rows_has_the_gradient_of_one_place_on_demand(parts):
     distinct, *_ = rows(parts)
     R, U = distinct.place.shape
-    a = RNG.normal(size=(R, U, 3)).astype(np.float32)
-    weight = RNG.normal(size=(8, T, 3)).astype(np.float32)
+    a = drawn(R, U, 3)
+    weight = drawn(8, T, 3)
     out, backward = jax.vjp(lambda a: in_rows(a, distinct, only_place=True), a)
     np.testing.assert_array_equal(out, in_rows(a, distinct))
     found = backward(weight)[0]
@@ -79,8 +83,8 @@ def test_into_rows_has_the_gradient_of_one_place_on_demand(parts):
 def test_out_of_rows_leaves_other_places_without_gradient(parts):
     distinct, *_ = rows(parts)
     R, U = distinct.place.shape
-    a = RNG.normal(size=(8, T, 3)).astype(np.float32)
-    weight = RNG.normal(size=(R, U, 3)).astype(np.float32)
+    a = drawn(8, T, 3)
+    weight = drawn(R, U, 3)
     out, backward = jax.vjp(lambda a: of_tokens(a, distinct), a)
     in_parts = a.reshape(R, -1, 3)
     np.testing.assert_array_equal(out, [in_parts[r, distinct.place[r]] for r in range(R)])
@@ -103,7 +107,7 @@ def test_a_model_has_the_same_states_and_gradients(parts, remat, dtype, bound):
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     params = init(model.declare(), jax.random.key(0), TRAIN_RULES, mesh)
     distinct, tokens, segments, positions = rows(parts)
-    weight = jnp.asarray(RNG.normal(size=(8, T, 16)), jnp.float32)
+    weight = drawn(8, T, 16)
     weight = jnp.where(segments[:, :, None] > 0, weight, 0.0)
 
     def total(params, distinct):

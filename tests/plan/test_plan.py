@@ -9,7 +9,6 @@ import jax
 import pytest
 from inprocess import call
 from jax.experimental import topologies
-from planned import CONFIG
 from runs import ROOT
 
 from jaxrl_vr.config import load
@@ -17,25 +16,17 @@ from jaxrl_vr.metrics.chips import CHIPS
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params
 from jaxrl_vr.models.params import declare
-from jaxrl_vr.plan import command
 from jaxrl_vr.plan import plan as plan_module
 from jaxrl_vr.plan import topology as topology_module
 from jaxrl_vr.plan.plan import plan
 from jaxrl_vr.plan.report import axes_of, table
 from jaxrl_vr.plan.roofline import Choice, estimate
-from jaxrl_vr.plan.search import first_fitting, ranked, roofline_plan, with_choice
+from jaxrl_vr.plan.search import ranked, roofline_plan
 from jaxrl_vr.plan.topology import mesh_of, num_devices
 from jaxrl_vr.sharding import MeshConfig, axis_sizes, make_mesh
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.limits import Rollouts
 from jaxrl_vr.train.update import Learner
-
-
-@pytest.fixture
-def config_file(tmp_path):
-    path = tmp_path / "planned.toml"
-    path.write_text(CONFIG)
-    return path
 
 
 @pytest.fixture
@@ -206,167 +197,6 @@ def test_what_does_not_fit_ends_with_3_and_says_by_how_much(config_file, capsys,
     text = call(capsys, *args, code=3)
     assert "DOES NOT FIT" in text and "too large by" in text
     assert json.loads(out.read_text())["fits"] is False
-
-
-def test_choices_are_ranked_and_all_of_them_work(config_file):
-    config = load(RunConfig, [config_file], [])
-    stage = plan_module.rl_stage(config, None)
-    found = ranked(config, stage, CHIPS["v5e"], 8)
-    times = [one.step_s for _, one in found]
-    assert times == sorted(times) and len(found) > 10
-    assert {choice.devices for choice, _ in found} == {8}
-    for choice, _ in found[:3]:
-        laid_out = with_choice(config, stage, choice)
-        make_mesh(laid_out.mesh, jax.devices())
-        assert laid_out.model.remat == choice.remat
-        assert plan_module.rl_stage(laid_out, None).micro.rows == choice.rows
-
-
-def laid_out(data, tensor, rows, remat="none"):
-    return Choice(data, 1, 1, tensor, rows, remat)
-
-
-@pytest.mark.parametrize(
-    "refused, compiled, fitting",
-    [
-        # Of each mesh the first that fits, until there are three.
-        ([], ["8 16 none", "4 16 none", "2 16 none"], 3),
-        # With more rows of the same remat none is tried; with fewer, or another remat, it is.
-        (
-            ["8 16 none", "4 16 none"],
-            ["8 16 none", "8 16 block", "4 16 none", "4 16 block", "2 16 none"],
-            3,
-        ),
-        # A mesh that was refused three times is left.
-        (
-            ["8 16 none", "8 16 block", "8 8 none"],
-            ["8 16 none", "8 16 block", "8 8 none", "4 16 none", "2 16 none", "1 16 none"],
-            3,
-        ),
-    ],
-)
-def test_which_layouts_a_search_compiles(refused, compiled, fitting):
-    ranking = [
-        laid_out(data, 8 // data, rows, remat)
-        for data in (8, 4, 2, 1)
-        for rows, remat in ((16, "none"), (32, "none"), (16, "block"), (8, "none"), (4, "none"))
-    ]
-    tried = []
-
-    def compile_it(choice):
-        tried.append(f"{choice.data} {choice.rows} {choice.remat}")
-        return {"fits": tried[-1] not in refused}
-
-    found, others = first_fitting(ranking, compile_it)
-    assert tried == compiled
-    assert len(found) == fitting and len(others) == len(refused)
-
-
-def test_a_search_gives_up_after_ten():
-    ranking = [laid_out(data, 1, 8) for data in range(1, 20)]
-    found, others = first_fitting(ranking, lambda choice: {"fits": choice.data == 4})
-    assert len(found) == 1 and len(others) == 9
-
-
-def test_a_search_in_which_nothing_fits_says_what_takes_least(config_file, capsys):
-    large = ["model.width=16384", "model.heads=128", "model.layers=96", "model.ffn=53248"]
-    args = "plan", config_file, *large, "--topology", "h100:8", "--search"
-    text = call(capsys, *args, code=3)
-    assert re.match(
-        r"none fits by formulas: the smallest \((fsdp|tensor) = .*, rows \d+, remat block\) takes "
-        r"\d+\.\d GB of a device, of which 90% of 80\.0 may be filled; most are optimizer ",
-        text,
-    )
-
-
-@pytest.mark.parametrize("fits, code", [(True, 0), (False, 3)])
-def test_a_search_prints_the_plans_that_fit_or_why_none_does(
-    config_file, capsys, monkeypatch, fits, code
-):
-    def compile_it(config, topology, **_):
-        stage = plan_module.rl_stage(config, None)
-        return {**roofline_plan(config, stage, CHIPS["v5e"], topology, 8), "fits": fits}
-
-    monkeypatch.setattr(command, "plan", compile_it)
-    args = "plan", config_file, "--topology", "v5e:2x4", "--search"
-    text = call(capsys, *args, code=code)
-    assert text.count("): fits") == (3 if fits else 0)
-    assert text.count("): DOES NOT FIT") == (0 if fits else 1)
-    assert ("10 of the 10 that were compiled do not fit" in text) == (not fits)
-
-
-OTHER_STAGE = """
-[[stages]]
-type = "sft"
-name = "cold"
-data = ["train"]
-steps = 1
-batch = 8
-max_tokens = 128
-micro = { rows = 7 }
-optimizer = { type = "adamw", learning_rate = 1e-3 }
-"""
-
-
-@pytest.mark.parametrize(
-    "more, overrides, message, works",
-    [
-        (
-            "",
-            ["engine.slots=1"],
-            "--search: none of the 210 layouts can run (195 refused for engine.slots, 15 refused "
-            "for mesh.tensor). The simplest to mend is data = 2, tensor = 4, rows 2, remat none: "
-            "engine.slots = 1 cannot be split over data x fsdp x context = 2 devices, so that "
-            "several would sample the same; use 2",
-            ["engine.slots=2"],
-        ),
-        # Of the four devices of `context` no other stage's rows need to know.
-        (
-            OTHER_STAGE,
-            ["engine.slots=3"],
-            "--search: none of the 210 layouts can run (195 refused for engine.slots, 150 refused "
-            "for stages.cold.micro.rows, 15 refused for mesh.tensor). The simplest to mend is "
-            "context = 4, tensor = 2, rows 1, remat none: engine.slots = 3 cannot be split over "
-            "data x fsdp x context = 4 devices, so that several would sample the same; use 4",
-            ["engine.slots=4"],
-        ),
-        (
-            "",
-            ["mesh.expert=2"],
-            "--search: none of the 210 layouts can run (210 refused for mesh.expert, 15 refused "
-            "for mesh.tensor). The simplest to mend is data = 8, rows 8, remat none: mesh.expert = "
-            "2: the model has no experts to split, so these devices would all do the same; set it "
-            "to 1, and give them to data or fsdp",
-            ["mesh.expert=1"],
-        ),
-    ],
-    ids=["slots", "slots and another stage", "experts"],
-)
-def test_a_search_in_which_nothing_runs_says_what_is_mended_most_simply(
-    config_file, capsys, more, overrides, message, works
-):
-    config_file.write_text(CONFIG + more)
-    args = "plan", config_file, "--topology", "h100:8", "--search"
-    text = call(capsys, *args, *overrides, code=2)
-    assert text == f"error: {message}\n"
-    call(capsys, *args, *works)
-
-
-def test_more_slices_than_rows_are_said(config_file):
-    config = load(RunConfig, [config_file], ["stages.rl.prompts=1", "stages.rl.samples=2"])
-    stage = plan_module.rl_stage(config, None)
-    says = r"--num-slices 4: a step of stage rl fills [12] rows, .* raise stages\.rl\.prompts"
-    with pytest.raises(ValueError, match=says):
-        ranked(config, stage, CHIPS["v5e"], 32, num_slices=4)
-
-
-def test_a_large_model_is_split(config_file):
-    large = ["model.width=8192", "model.heads=64", "model.layers=64", "model.ffn=28672"]
-    config = load(RunConfig, [config_file], large)
-    stage = plan_module.rl_stage(config, None)
-    found = ranked(config, stage, CHIPS["v5p"], 64)
-    assert found and all(choice.fsdp * choice.tensor >= 16 for choice, _ in found)
-    assert Choice(2, 2, 1, 2, 8, "none").mesh == {"data": 2, "fsdp": 2, "tensor": 2}
 
 
 def test_an_average_is_one_more_copy_by_formulas(config_file):

@@ -60,6 +60,17 @@ def test_a_head_smaller_than_the_unit_attends_as_long_as_one_that_fills_it():
     assert found.update_s == pytest.approx(flops / 197e12 / 0.6)
 
 
+@pytest.mark.parametrize("limit", ["peak_flops", "bandwidth", "axis_bandwidth"])
+def test_a_critic_doubles_an_update_whatever_bounds_it(limit):
+    # Products, reads and exchanges, of its weights as of the policy's.
+    rates = dict.fromkeys(("peak_flops", "bandwidth", "axis_bandwidth", "dcn_bandwidth"), 1e30)
+    chip = dataclasses.replace(CHIPS["v5e"], **{**rates, limit: 1e9})
+    laid_out = SMALL, Rollouts(1, 1, 44, 20), Choice(1, 4, 1, 2, 4, "block"), chip
+    sizes = dict(row_length=64, slots=1, itemsize=2, moment_bytes=0)
+    alone, beside = (estimate(*laid_out, **sizes, critic_bytes=n).update_s for n in (0, 1))
+    assert alone > 0 and beside == pytest.approx(2 * alone)
+
+
 def test_sums_over_tensor_are_waited_for_and_gathers_over_fsdp_are_not():
     """By hand: 64 tokens of width 8 in bfloat16 are 1024 bytes. One micro-batch of 3 layers with
     remat block has 2 x 3 + 1 sums forward, as many backward and 3 again; each moves half of them in

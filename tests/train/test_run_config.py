@@ -404,6 +404,18 @@ def test_what_is_said_of_a_noise_scale_that_cannot_act_helps(tmp_path, capsys):
     call(capsys, *args, "stages.grpo.micro.rows=8")
 
 
+def test_a_noise_scale_is_of_rows_and_not_of_sequences(tmp_path, capsys):
+    # 16 of an update, of which a row holds two, however long.
+    more = """updates = 2
+diagnostics = { gradient_noise_scale = true }
+max_prompt_tokens = 4
+"""
+    args = "train", config(tmp_path, rl("grpo", more=more)), "--dry-run", "stages.grpo.samples=8"
+    said = call(capsys, *args, "stages.grpo.micro.row_length=16", code=2)
+    assert "fills at most 8 rows, and micro.rows = 8; raise stages.grpo.prompts until" in said
+    call(capsys, *args, "stages.grpo.micro.row_length=8")
+
+
 # What a resumed run may change
 
 
