@@ -100,23 +100,32 @@ def attend_shared(q: jax.Array, layer: Layer, across: bool, reads: PoolReads) ->
       [S, K, R] and [S, K, R, Q].
     """
     S, K, R, Q = q.shape
-    W = reads.members.shape[1]
+    half = reads.members.shape[1] // 2
 
     def one(i: jax.Array, part: Part) -> Part:
         def mine(a: jax.Array) -> jax.Array:
             return jax.lax.dynamic_slice_in_dim(a, i * TILE, TILE)
 
+        table, count = mine(reads.table), mine(reads.count)
+
+        def attend(members: jax.Array) -> Part:
+            W = members.shape[1]
+            of_entry = q[jnp.minimum(members, S - 1)]  # S -> E, W
+            of_entry = of_entry.swapaxes(1, 2).reshape(TILE, K, W * R, Q)
+            columns = reads.num_columns[0, i]
+            new = attend_table(of_entry, layer, across, table, count, columns)
+
+            def put(target: jax.Array, a: jax.Array) -> jax.Array:
+                a = a.reshape(TILE, K, W, *target.shape[2:]).swapaxes(1, 2)
+                return target.at[members].set(a, mode="drop")
+
+            return jax.tree.map(put, part, new)
+
+        # Every page of an entry is fetched once for all of its members; places without one cost
+        # their products all the same.
         members = mine(reads.members)
-        of_entry = q[jnp.minimum(members, S - 1)]  # S -> E, W
-        of_entry = of_entry.swapaxes(1, 2).reshape(TILE, K, W * R, Q)
-        columns = reads.num_columns[0, i]
-        new = attend_table(of_entry, layer, across, mine(reads.table), mine(reads.count), columns)
-
-        def put(target: jax.Array, a: jax.Array) -> jax.Array:
-            a = a.reshape(TILE, K, W, *target.shape[2:]).swapaxes(1, 2)
-            return target.at[members].set(a, mode="drop")
-
-        return jax.tree.map(put, part, new)
+        is_full = jnp.any(members[:, half:] < S)
+        return jax.lax.cond(is_full, attend, lambda members: attend(members[:, :half]), members)
 
     return jax.lax.fori_loop(0, reads.num_tiles[0], one, _nothing(q))
 

@@ -1,8 +1,8 @@
 """Decode attention over listed pages as Pallas kernels: the backend of the TPU.
 
-One writes the new tokens, one gives each shared prompt to all its members at once, and one goes on
-from there with each slot's own pages. The pool is read and written where it lies, each listed page
-once, and nothing of it is gathered or copied. The oracle is paged_attention.py.
+One gives each shared prompt to all its members at once, and one goes on from there with each slot's
+own pages, the new tokens among them (paged_write.py). The pool is read where it lies, each listed
+page once, and nothing of it is gathered or copied. The oracle is paged_attention.py.
 
 S slots, E shared entries, W members of an entry, I items of a list, G pages of an item, P pages of
 the pool, C tokens of a page, H query heads, K kv heads, R query heads of a kv head, M rows of
@@ -12,8 +12,7 @@ queries to one kv head, Q head dim.
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,7 +26,6 @@ from jaxrl_vr.models.paged_attention import MASKED
 
 _LANES = 128  # of a vector register
 _SUBLANES = 8
-_WRITE_BYTES = 2**20  # of VMEM for the rows around new tokens
 
 
 def attend_lists(
@@ -53,117 +51,6 @@ def attend_lists(
         tpu=functools.partial(_attend, interpret=False),
         default=functools.partial(_attend, interpret=True),
     )
-
-
-def write_tokens(layer: Layer, page: jax.Array, offset: jax.Array, new: Layer) -> Layer:
-    """Puts one token a slot into one layer's pages, as `paged.write` does.
-
-    That one is a scatter, for which the compiler may move all keys of a layer into VMEM and back.
-
-    Args:
-      layer: keys and values of all pages, both [P, K, C, Q].
-      page: [S]; a page beyond the pool drops the token. No two slots name one page.
-      offset: [S] place in the page.
-      new: keys and values, each [S, K, Q].
-
-    Returns:
-      The layer's pages after.
-    """
-    check("PKCQ, PKCQ, S, S, SKQ", k=layer[0], v=layer[1], page=page, offset=offset, new=new[0])
-    tokens = [a.astype(layer[1].dtype) for a in new]
-    return jax.lax.platform_dependent(
-        *(page, offset, *tokens, *layer),
-        tpu=functools.partial(_write, interpret=False),
-        default=functools.partial(_write, interpret=True),
-    )
-
-
-def _write(
-    page: jax.Array,
-    offset: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    *,
-    interpret: bool,
-) -> Layer:
-    num_slots, (P, K, C, Q), dtype = len(page), values.shape, values.dtype
-    # A copy cannot write less than the rows that share a register, a power of two.
-    rows = math.gcd(C, _SUBLANES * 4 // dtype.itemsize)
-    tile = K, rows, Q
-    at_once = max(1, min(num_slots, _WRITE_BYTES // (2 * math.prod(tile) * dtype.itemsize)))
-    whole = pl.BlockSpec(memory_space=pltpu.HBM)
-    of_slots = pl.BlockSpec((at_once, K, Q), lambda i, *_: (i, 0, 0))
-    keys, values = pl.pallas_call(
-        functools.partial(_write_slots, num_slots, P),
-        grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
-            grid=(pl.cdiv(num_slots, at_once),),
-            in_specs=[of_slots, of_slots, whole, whole],
-            out_specs=[whole, whole],
-            scratch_shapes=[
-                pltpu.VMEM((2, at_once, *tile), dtype),
-                pltpu.SemaphoreType.DMA((2,)),
-            ],
-        ),
-        out_shape=[pltpu.HBM(values.shape, dtype)] * 2,
-        input_output_aliases={4: 0, 5: 1},
-        interpret=interpret,
-        name="write_tokens",
-    )(page, offset, k, v, keys, values)
-    return keys, values
-
-
-def _write_slots(num_slots: int, num_pages: int, *refs: Any) -> None:
-    """Fetches the rows around the new tokens of some slots, puts those in, and sends all back."""
-    page, offset, k, v, _, _, keys, values, tiles, done = refs
-    _, at_once, _, rows, _ = tiles.shape
-    first = pl.program_id(0) * at_once
-
-    def of_slots(act: Callable[[Any, Any], None]) -> None:
-        def one(i: Any, _: None) -> None:
-            slot = first + i
-            is_there = slot < num_slots
-            slot = jnp.minimum(slot, num_slots - 1)
-            pl.when(is_there & (page[slot] < num_pages))(lambda: act(i, slot))
-
-        jax.lax.fori_loop(0, at_once, one, None)
-
-    def copies(i: Any, slot: Any, is_back: bool) -> list[Any]:
-        begin = pl.multiple_of(offset[slot] & -rows, rows)
-        made = []
-        for n, pool in enumerate((keys, values)):
-            there, here = pool.at[page[slot], :, pl.ds(begin, rows)], tiles.at[n, i]
-            source, target = (here, there) if is_back else (there, here)
-            made.append(pltpu.make_async_copy(source, target, done.at[int(is_back)]))
-        return made
-
-    def start(is_back: bool) -> Callable[[Any, Any], None]:
-        def act(i: Any, slot: Any) -> None:
-            for copy in copies(i, slot, is_back):
-                copy.start()
-
-        return act
-
-    def wait(is_back: bool) -> Callable[[Any, Any], None]:
-        def act(i: Any, slot: Any) -> None:
-            for copy in copies(i, slot, is_back):
-                copy.wait()
-
-        return act
-
-    def put(i: Any, slot: Any) -> None:
-        for n, new in enumerate((k, v)):
-            token = new[i].astype(jnp.float32)  # K, Q
-            for head in range(len(token)):
-                tile = tiles[n, i, head].astype(jnp.float32)
-                row = jax.lax.broadcasted_iota(jnp.int32, tile.shape, 0)
-                tile = jnp.where(row == (offset[slot] & (rows - 1)), token[head : head + 1], tile)
-                tiles[n, i, head] = tile.astype(tiles.dtype)
-
-    for act in (start(False), wait(False), put, start(True), wait(True)):
-        of_slots(act)
 
 
 def _attend(

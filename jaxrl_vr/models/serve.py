@@ -25,7 +25,8 @@ from jaxrl_vr.models.paged_attention import (
     attend_table,
     merge,
 )
-from jaxrl_vr.models.paged_kernel import attend_lists, write_tokens
+from jaxrl_vr.models.paged_kernel import attend_lists
+from jaxrl_vr.models.paged_write import Turn, write_tokens
 from jaxrl_vr.models.splash import attend_chunk
 from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, entry, num_shards, spec
 
@@ -34,22 +35,30 @@ New = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def decode_attention(
-    new: New, layer: Layer, across: bool, position: jax.Array, plan: DecodePlan
+    new: New,
+    layer: Layer,
+    across: bool,
+    position: jax.Array,
+    plan: DecodePlan,
+    turn: Turn | None,
 ) -> tuple[jax.Array, Layer]:
     """One token a slot.
 
     Args:
-      new: [S, K, R, Q] rotated queries, [S, K, Q] rotated keys, [S, K, Q] values.
+      new: [S, K, R, Q] queries, [S, K, Q] keys, [S, K, Q] values.
       layer: keys and values of all pages.
       across: how the keys lie.
       position: [S] position of the token.
       plan: where its page and its prompt are.
+      turn: what is still to be done to queries and keys, where kernels attend; None: nothing.
 
     Returns:
       [S, K, R, Q] in the queries' dtype; the layer's pages after.
     """
 
-    def local(new: New, layer: Layer, position: Any, plan: DecodePlan) -> tuple[Any, Layer]:
+    def local(
+        new: New, layer: Layer, position: Any, plan: DecodePlan, turn: Turn | None
+    ) -> tuple[Any, Layer]:
         q, k, v = new
         C, columns = layer[1].shape[2], plan.write_page.shape[1]
         own = position - plan.shared_len
@@ -60,8 +69,9 @@ def decode_attention(
         page = jnp.where(column < columns, page, layer[1].shape[0])
         reads = plan.reads
         if isinstance(reads, ListReads):
-            layer = write_tokens(layer, page, own % C, (k, v))
+            assert turn is not None, "the kernel turns the heads"
             rows = q.reshape(len(q), -1, q.shape[-1])  # K, R -> H
+            rows, layer = write_tokens(layer, page, own % C, (rows, k, v), turn)
             out = attend_lists(rows, layer, reads, own + 1, plan.shared_len)
             return out.reshape(q.shape), layer
         layer = write(layer, across, page, own % C, (k, v))
@@ -77,7 +87,7 @@ def decode_attention(
     if isinstance(plan.reads, ListReads) and _are_split_alike(K, K * R):
         # In one axis the heads keep the layout that the products around have them in.
         new = q.reshape(S, K * R, Q), k, v  # K, R -> H
-    out, layer = _on_shards(local, new, layer, (position, plan), plan.num_parts)
+    out, layer = _on_shards(local, new, layer, (position, plan, turn), plan.num_parts)
     return out.reshape(q.shape), layer  # H -> K, R
 
 

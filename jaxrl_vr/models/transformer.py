@@ -23,7 +23,8 @@ from jaxrl_vr.models.attention import Backend, attention, takes_dealt
 from jaxrl_vr.models.blockwise import ATTENDED
 from jaxrl_vr.models.dealt import collect, deal
 from jaxrl_vr.models.distinct import Distinct, in_rows, of_tokens
-from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages, empty_pages
+from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, ListReads, Pages, empty_pages
+from jaxrl_vr.models.paged_write import Turn, turn_of
 from jaxrl_vr.models.params import Params, declare
 from jaxrl_vr.models.quantized import product, quantized_layer
 from jaxrl_vr.models.rotary import rotary_angles, rotate
@@ -265,7 +266,7 @@ class Transformer:
 
         positions = plan.start[:, None] + jnp.arange(T)[None]
         attends = [attend_in(layer) for layer in range(self.arch.layers)]
-        x = self._run(view, tokens, positions, attends)
+        x = self._run(view, tokens, rotary_angles(self.arch, positions), attends)
         last = jnp.maximum(plan.length - 1, 0)[:, None, None]
         hidden = jnp.take_along_axis(x, last, axis=1)[:, 0]
         return hidden, dataclasses.replace(pages, k=keys, v=values)
@@ -288,26 +289,38 @@ class Transformer:
         check("S, S", token=token, position=position)
         S, K, Q = len(token), self.arch.kv_heads, self.arch.head_dim
         keys, values = list(pages.k), list(pages.v)
+        rotary = rotary_angles(self.arch, position[:, None])
+        with_kernels = isinstance(plan.reads, ListReads)
+
+        def turn_in(layer: int) -> Turn | None:
+            if not with_kernels:
+                return None
+            weights, (cos, sin) = view["layers"][layer], rotary
+            norms = weights.get("q_norm"), weights.get("k_norm")
+            return turn_of((cos[:, 0], sin[:, 0]), norms, plan.num_parts, self.arch.norm_eps)
 
         def attend_in(layer: int) -> Attend:
             def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                 new = q.reshape(S, K, -1, Q), k[:, 0], v[:, 0]  # H -> K, R
-                layer_pages = keys[layer], values[layer]
+                layer_pages, turn = (keys[layer], values[layer]), turn_in(layer)
                 out, (keys[layer], values[layer]) = decode_attention(
-                    new, layer_pages, pages.keys_across, position, plan
+                    new, layer_pages, pages.keys_across, position, plan, turn
                 )
                 return out.reshape(q.shape)  # K, R -> H
 
             return attend
 
         attends = [attend_in(layer) for layer in range(self.arch.layers)]
-        x = self._run(view, token[:, None], position[:, None], attends)
+        x = self._run(view, token[:, None], None if with_kernels else rotary, attends)
         return x[:, 0], dataclasses.replace(pages, k=keys, v=values)
 
     def _run(
-        self, view: Any, tokens: jax.Array, positions: jax.Array, attends: Sequence[Attend]
+        self,
+        view: Any,
+        tokens: jax.Array,
+        rotary: tuple[jax.Array, jax.Array] | None,
+        attends: Sequence[Attend],
     ) -> jax.Array:
-        rotary = rotary_angles(self.arch, positions)
         with jax.named_scope("embed"):
             x = view["embed"][tokens]
         for i, (weights, attend) in enumerate(zip(view["layers"], attends, strict=True)):
@@ -336,7 +349,7 @@ def block(
     arch: Architecture,
     weights: Params,
     x: jax.Array,
-    rotary: tuple[jax.Array, jax.Array],
+    rotary: tuple[jax.Array, jax.Array] | None,
     attend: Attend,
 ) -> jax.Array:
     """One layer: attention and a gated feed-forward layer, each on the normalised stream.
@@ -345,7 +358,7 @@ def block(
       arch: sizes and family.
       weights: one layer's parameters in the compute dtype, as `declare` or `sampler_view` has them.
       x: [B, T, D].
-      rotary: cos and sin, each [B, T, Q / 2] float32.
+      rotary: cos and sin, each [B, T, Q / 2] float32; None: `attend` normalises and rotates heads.
       attend: (q [B, T, H, Q], k [B, T, K, Q], v [B, T, K, Q]) -> [B, T, H, Q].
 
     Returns:
@@ -361,10 +374,11 @@ def block(
                 (a + weights[f"{name}_bias"][None, None].astype(dtype)).astype(x.dtype)
                 for name, a in (("q", q), ("k", k), ("v", v))
             )
-        if arch.has_qk_norm:
-            q = rms_norm(q, weights["q_norm"], arch.norm_eps)
-            k = rms_norm(k, weights["k_norm"], arch.norm_eps)
-        q, k = rotate(q, rotary), rotate(k, rotary)
+        if rotary is not None:
+            if arch.has_qk_norm:
+                q = rms_norm(q, weights["q_norm"], arch.norm_eps)
+                k = rms_norm(k, weights["k_norm"], arch.norm_eps)
+            q, k = rotate(q, rotary), rotate(k, rotary)
         with jax.named_scope("attend"):
             out = attend(q, k, v)
         with jax.named_scope("output"):

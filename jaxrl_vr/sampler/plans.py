@@ -21,8 +21,10 @@ from jaxrl_vr.sampler.residents import Own, Residents, Shared, Text
 from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS, Live
 from jaxrl_vr.sampler.token import SamplingValues
 
-MEMBERS = 8
-"""Samples of a prompt that attend it as one product; more are so many products."""
+# Samples of a prompt that attend it as one product; more are so many products. Plain XLA leaves the
+# second half of an entry's places out where it is empty.
+_POOL_MEMBERS = 16
+_LIST_MEMBERS = 8
 
 
 def admission(
@@ -134,8 +136,8 @@ def _pool_reads(part: Residents, row_of: np.ndarray, num_rows: int, longest: int
     in_use = pool.blocks()
     blocks[0, : len(in_use)] = in_use
 
-    entries = _entries(part, row_of)
-    members = _members(entries, num_rows)
+    entries = _entries(part, row_of, _POOL_MEMBERS)
+    members = _members(entries, num_rows, _POOL_MEMBERS)
     table = np.zeros((len(members), pool.pages_for(longest)), np.int32)
     count = np.zeros_like(table)
     columns = np.zeros((1, len(members) // TILE), np.int32)
@@ -166,15 +168,15 @@ def _list_reads(
 ) -> ListReads:
     G, C, num_pages = item_pages, part.pool.page_tokens, len(part.pool.slot)
     own = [part.of_slot[slot].pages for slot in slots]
-    entries = _entries(part, row_of)
-    members = _members(entries, num_rows)
+    entries = _entries(part, row_of, _LIST_MEMBERS)
+    members = _members(entries, num_rows, _LIST_MEMBERS)
     length = np.zeros(len(members), np.int32)
     place = np.zeros(num_rows, np.int32)
     for e, (shared, rows) in enumerate(entries):
         length[e] = len(shared.ids)
-        place[rows] = e * MEMBERS + np.arange(len(rows))
+        place[rows] = e * _LIST_MEMBERS + np.arange(len(rows))
     # A prompt is listed once for all members that it has in full, and once for the others.
-    most = num_pages + num_rows // MEMBERS * part.pool.pages_for(longest)
+    most = num_pages + num_rows // _LIST_MEMBERS * part.pool.pages_for(longest)
     arrays: list[Any] = [
         _page_list(own, num_rows + num_pages // G, G, C),
         _page_list([shared.pages for shared, _ in entries], len(members) + most // G, G, C),
@@ -201,17 +203,17 @@ def _page_list(owners: Sequence[Sequence[int]], num_items: int, G: int, C: int) 
     return PageList(*arrays)
 
 
-def _entries(part: Residents, row_of: np.ndarray) -> list[tuple[Shared, list[int]]]:
+def _entries(part: Residents, row_of: np.ndarray, most: int) -> list[tuple[Shared, list[int]]]:
     """Prompts and the rows that attend them, the longest first: those of a tile are alike."""
     entries = []
     for shared in sorted(part.prompts.values(), key=lambda p: -len(p.pages)):
         rows = sorted(int(row_of[slot]) for slot in shared.slots if row_of[slot] >= 0)
-        entries += [(shared, rows[i : i + MEMBERS]) for i in range(0, len(rows), MEMBERS)]
+        entries += [(shared, rows[i : i + most]) for i in range(0, len(rows), most)]
     return entries
 
 
-def _members(entries: Sequence[tuple[Shared, list[int]]], num_rows: int) -> np.ndarray:
-    members = np.full((-(-num_rows // TILE) * TILE, MEMBERS), num_rows, np.int32)
+def _members(entries: Sequence[tuple[Shared, list[int]]], num_rows: int, most: int) -> np.ndarray:
+    members = np.full((-(-num_rows // TILE) * TILE, most), num_rows, np.int32)
     for e, (_, rows) in enumerate(entries):
         members[e, : len(rows)] = rows
     return members

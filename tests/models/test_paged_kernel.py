@@ -10,10 +10,13 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_vr.models import paged_kernel
+from jaxrl_vr.models import paged_write
 from jaxrl_vr.models.paged import ListReads, PageList, PoolReads, write
 from jaxrl_vr.models.paged_attention import attend_own, attend_shared, merge
-from jaxrl_vr.models.paged_kernel import attend_lists, write_tokens
+from jaxrl_vr.models.paged_kernel import attend_lists
+from jaxrl_vr.models.paged_write import turn_of, write_tokens
+from jaxrl_vr.models.rotary import rotate
+from jaxrl_vr.models.transformer import rms_norm
 from jaxrl_vr.sampler.page_pool import PagePool
 from jaxrl_vr.sampler.plans import decode_plan
 from jaxrl_vr.sampler.residents import Residents
@@ -182,37 +185,63 @@ def test_a_place_behind_an_owners_pages_repeats_what_stood_there():
     np.testing.assert_array_equal(pages.start[:3], [0, 0, 4 * C])
 
 
+@pytest.mark.parametrize("has_norm", [False, True], ids=["", "normalised"])
 @pytest.mark.parametrize("dtype", [np.float32, jax.numpy.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("num_slots", [1, 20])
-def test_writes_what_the_scatter_writes(num_slots, dtype, monkeypatch):
-    # Three slots at a time, so that the last step has fewer.
-    tile = 8 if dtype == np.float32 else 16
-    monkeypatch.setattr(
-        paged_kernel, "_WRITE_BYTES", 3 * 2 * K * tile * Q * np.dtype(dtype).itemsize
-    )
+def test_turns_and_writes_as_plain_xla_does(num_slots, dtype, has_norm, monkeypatch):
+    monkeypatch.setattr(paged_write, "_WRITE_BYTES", 1)  # 16 slots at a time, and then 4
     rng, _, layer = arrays(5, R=1)
     layer = tuple(a.reshape(PAGES // 4, K, 4 * C, Q).astype(dtype) for a in layer)
     page = rng.permutation(PAGES // 4)[:num_slots].astype(np.int32)
     page[num_slots // 2 :: 5] = PAGES // 4  # dropped
     offset = rng.integers(0, 4 * C, num_slots).astype(np.int32)
-    new = tuple(rng.normal(size=(num_slots, K, Q)).astype(np.float32) for _ in range(2))
-    found = jax.jit(write_tokens)(layer, page, offset, new)
-    expected = jax.jit(write, static_argnums=1)(layer, False, page, offset, new)
-    for a, b, before in zip(found, expected, layer, strict=True):
-        np.testing.assert_array_equal(a, b)
-        assert (np.asarray(a) != before).any() == (page < PAGES // 4).any()
+    new = tuple(rng.normal(size=(num_slots, heads, Q)).astype(dtype) for heads in (3 * K, K, K))
+    angle = rng.uniform(-9, 9, (num_slots, Q // 2)).astype(np.float32)
+    rotary = np.cos(angle), np.sin(angle)
+    norms = (None, None)
+    if has_norm:
+        norms = tuple(rng.uniform(0.5, 2, Q).astype(dtype) for _ in range(2))
+
+    @jax.jit
+    def found_by(layer, new, norms):
+        turn = turn_of(rotary, norms, 1, 1e-6)
+        return write_tokens(layer, page, offset, new, turn)
+
+    @jax.jit
+    def expected_by(layer, new, norms):
+        q, k, v = (a[:, None] for a in new)
+        if has_norm:
+            q, k = (rms_norm(a, scale, 1e-6) for a, scale in zip((q, k), norms, strict=True))
+        q, k = (rotate(a, tuple(part[:, None] for part in rotary)) for a in (q, k))
+        return q[:, 0], write(layer, False, page, offset, (k[:, 0], v[:, 0]))
+
+    q, pages = found_by(layer, new, norms)
+    expected, expected_pages = expected_by(layer, new, norms)
+    # The same numbers but for the order of sums, which may round to the neighbour in bfloat16.
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == np.float32 else {"rtol": 2**-7, "atol": 1e-2}
+    assert q.dtype == np.float32
+    np.testing.assert_allclose(q, expected.astype(np.float32), **close)
+    keys, values = (np.asarray(a).astype(np.float32) for a in pages)
+    np.testing.assert_allclose(keys, expected_pages[0].astype(np.float32), **close)
+    np.testing.assert_array_equal(values, expected_pages[1].astype(np.float32))
+    for a, before in zip(pages, layer, strict=True):
+        is_new = (np.asarray(a) != before).any(axis=(1, 3))  # pages, places
+        there = page < PAGES // 4
+        assert is_new.sum() == there.sum() and is_new[page[there], offset[there]].all()
 
 
 COMPILE = """
 import jax, jax.numpy as jnp
 from jaxrl_vr.plan.topology import devices
 from jaxrl_vr.models.paged import ListReads, PageList
-from jaxrl_vr.models.paged_kernel import attend_lists, write_tokens
+from jaxrl_vr.models.paged_kernel import attend_lists
+from jaxrl_vr.models.paged_write import turn_of, write_tokens
 
 S, E, W, I, G, P, C = 24, 24, 8, 60, 8, 300, 128
 
-def decode(q, layer, reads, own, shared, page, offset, new):
-    layer = write_tokens(layer, page, offset, new)
+def decode(layer, reads, own, shared, page, offset, new, rotary, norms):
+    turn = turn_of(rotary, norms, 1, 1e-6)
+    q, layer = write_tokens(layer, page, offset, new, turn)
     return attend_lists(q, layer, reads, own, shared), layer
 
 for topology in ("v5e:2x2", "v6e:2x2"):
@@ -226,12 +255,14 @@ for topology in ("v5e:2x2", "v6e:2x2"):
 
         pages = PageList(array(I, G), array(I), array(I), array(1))
         reads = ListReads(pages, pages, array(E), array(E, W), array(S))
-        layer, new = (half(P, K, C, Q),) * 2, (half(S, K, Q),) * 2
+        layer, new = (half(P, K, C, Q),) * 2, (half(S, H, Q), half(S, K, Q), half(S, K, Q))
         some = [array(S)] * 4
-        arguments = half(S, H, Q), layer, reads, *some, new
-        compiled = jax.jit(decode, donate_argnums=1).lower(*arguments).compile()
-        found = compiled.memory_analysis()
-        print(topology, H, K, Q, found.alias_size_in_bytes, found.temp_size_in_bytes)
+        rotary = (array(S, Q // 2, dtype=jnp.float32),) * 2
+        for norms in ((None, None), (half(Q), half(Q))):
+            arguments = layer, reads, *some, new, rotary, norms
+            compiled = jax.jit(decode, donate_argnums=0).lower(*arguments).compile()
+            found = compiled.memory_analysis()
+            print(topology, H, K, Q, found.alias_size_in_bytes, found.temp_size_in_bytes)
 """
 
 
@@ -248,7 +279,7 @@ def test_compiles_for_tpus_and_writes_in_place():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line.split() for line in done.stdout.splitlines()]
-    assert len(lines) == 8
+    assert len(lines) == 16
     for _, _, kv_heads, head_dim, aliased, temporary in lines:
         one = 300 * int(kv_heads) * 128 * int(head_dim) * 2
         assert int(aliased) == 2 * one and int(temporary) < 0.2 * one, (head_dim, one)
