@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jaxrl_vr.arrays import pytree_dataclass
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Pages
 from jaxrl_vr.models.transformer import Model
-from jaxrl_vr.sampler.token import SamplingValues, draw_next
+from jaxrl_vr.sampler.support import SamplingValues
+from jaxrl_vr.sampler.token import draw_next
 
 
 @pytree_dataclass

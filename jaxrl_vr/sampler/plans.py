@@ -19,7 +19,7 @@ from jaxrl_vr.sampler.decode import Admission
 from jaxrl_vr.sampler.page_pool import NO_TOKEN
 from jaxrl_vr.sampler.residents import Own, Residents, Shared, Text
 from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS, Live
-from jaxrl_vr.sampler.token import SamplingValues
+from jaxrl_vr.sampler.support import SamplingValues
 
 # Samples of a prompt that attend it as one product; more are so many products. Plain XLA leaves the
 # second half of an entry's places out where it is empty.

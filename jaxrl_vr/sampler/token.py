@@ -14,22 +14,13 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_vr.arrays import check, pytree_dataclass
 from jaxrl_vr.losses.logprobs import scaled_logits
+from jaxrl_vr.sampler.support import SamplingValues, smallest_kept
 from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, entry
 
 BLOCK = 128
 """Width of the blocks of the two-level draw: that of a TPU's vector registers, and a divisor of the
 common vocabularies; others are padded."""
 _CUT = -1e30
-
-
-@pytree_dataclass
-class SamplingValues:
-    """Sampling values of each slot; `types.Sampling` says what they mean."""
-
-    temperature: jax.Array  # [S] float32; 0 is greedy
-    top_k: jax.Array  # [S] int32; 0 is off
-    top_p: jax.Array  # [S] float32; 1 is off
-    min_p: jax.Array  # [S] float32; 0 is off
 
 
 @pytree_dataclass
@@ -61,12 +52,6 @@ class Vocabulary:
     def sum(self, of_part: jax.Array) -> jax.Array:
         """Of the whole, from that of each part."""
         return of_part if self.axis is None else jax.lax.psum(of_part, self.axis)
-
-    def whole(self, logits: jax.Array) -> jax.Array:
-        """[S, part] -> [S, all parts]."""
-        if self.axis is None:
-            return logits
-        return jax.lax.all_gather(logits, self.axis, axis=1, tiled=True)
 
     def first(self, size: int) -> jax.Array | int:
         """Index in the whole of the first of a part's `size` things."""
@@ -184,8 +169,8 @@ def draw(
     noise = _noise(keys, sums.shape[1], vocabulary)
 
     def cut() -> tuple[jax.Array, jax.Array, jax.Array]:
-        smallest = _smallest_kept(vocabulary.whole(logits), values)
-        kept = jnp.where(logits >= smallest, logits, _CUT)
+        smallest = smallest_kept(logits, peak, values, vocabulary.size, vocabulary.sum)
+        kept = jnp.where(logits >= smallest[:, None], logits, _CUT)
         kept_sums = _block_sums(kept, peak)  # the most likely token always stays
         mass = jnp.log(vocabulary.sum(jnp.sum(kept_sums, axis=1))) - jnp.log(total)
         picked = _pick(kept, peak, kept_sums, noise, vocabulary)
@@ -201,7 +186,7 @@ def draw(
         greedy = values.temperature <= 0
         return jnp.where(greedy, likeliest, token), jnp.where(greedy, 0.0, above)
 
-    # Sorting the vocabulary costs more than all else here, so only where a slot asks for it.
+    # The search goes over the vocabulary many times, so only where a slot asks for it.
     token, above, mass = jax.lax.cond(is_cut, cut, uncut)
     token, above = jax.lax.cond(is_greedy, largest, lambda: (token, above))
     # The same difference as in `losses.logprobs.token_logprob`, from sums that are there already.
@@ -244,22 +229,6 @@ def _entropy(above: jax.Array, total: jax.Array, vocabulary: Vocabulary) -> jax.
     # Of padding and of words that cannot come, 0 and not 0 x -inf.
     weighed = jnp.where(mass > 0, mass * above, 0.0)
     return jnp.log(total) - vocabulary.sum(jnp.sum(weighed, axis=1)) / total
-
-
-def _smallest_kept(logits: jax.Array, values: SamplingValues) -> jax.Array:
-    """[S, 1], the logit from which on a token may be drawn; tokens tied with the last one stay."""
-    V = logits.shape[1]
-    ordered = jnp.sort(logits, axis=1, descending=True)
-    rank = jnp.arange(V)[None]
-    top_k = jnp.where(values.top_k > 0, values.top_k, V)[:, None]
-    probs = jax.nn.softmax(jnp.where(rank < top_k, ordered, _CUT), axis=1)
-    before = jnp.cumsum(probs, axis=1) - probs
-    is_kept = (rank < top_k) & ((before < values.top_p[:, None]) | (values.top_p[:, None] >= 1))
-    # The most likely token always stays, whatever top-p is.
-    count = jnp.maximum(jnp.sum(is_kept, axis=1), 1)
-    last = jnp.take_along_axis(ordered, (count - 1)[:, None], axis=1)
-    floor = ordered[:, :1] + jnp.log(values.min_p)[:, None]  # log 0 = -inf: off
-    return jnp.maximum(last, floor)
 
 
 def _blocks(logits: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sampler import decode, token
 from jaxrl_vr.sampler.engine import SlotEngine
 from jaxrl_vr.sampler.sizes import EngineConfig
+from jaxrl_vr.sampler.support import SamplingValues
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 from jaxrl_vr.types import Request, Sampling
 
@@ -73,7 +74,7 @@ class Small:
 
 
 def sampling_values(sampling):
-    return token.SamplingValues(
+    return SamplingValues(
         np.float32(sampling.temperature),
         np.int32(sampling.top_k),
         np.float32(sampling.top_p),

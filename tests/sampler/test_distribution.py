@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from jaxrl_vr.losses.logprobs import token_logprob
-from jaxrl_vr.sampler.token import SamplingValues, draw
+from jaxrl_vr.sampler.support import SamplingValues
+from jaxrl_vr.sampler.token import draw
 
 V = 151_936
 N = 10_000

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jaxrl_vr.sampler.support import SamplingValues, smallest_kept
 from jaxrl_vr.sampler.token import (
-    SamplingValues,
     draw,
     draw_next,
     logit_temperature,
@@ -222,6 +222,39 @@ def test_ties_with_the_last_kept_token_stay():
     # A tie over several blocks of the draw: each gets its share.
     tokens, _, _ = draws(np.zeros(1000, np.float32), top_k=1)
     assert p_value(tokens, np.full(1000, 1e-3)) > 0.001
+
+
+def kept_by_sorting(logits, top_k, top_p, min_p):
+    """The smallest logit of one slot that stays, in float64 by the definition."""
+    ordered = np.sort(logits.astype(np.float64))[::-1]
+    best = ordered[: top_k or None]
+    probs = np.exp(best - best[0]) / np.exp(best - best[0]).sum()
+    before = np.cumsum(probs) - probs
+    stays = best[(before < top_p) | (top_p >= 1) | (np.arange(len(best)) == 0)]
+    return max(stays[-1], best[0] + np.log(min_p) if min_p else -np.inf)
+
+
+@pytest.mark.parametrize("spread", [0.3, 3.0, 30.0])
+@pytest.mark.parametrize("V", [2, 300, 5000])
+def test_the_smallest_logit_that_stays_is_that_of_sorting(V, spread):
+    rng = np.random.default_rng(V)
+    slots = [
+        {"top_k": k, "top_p": p, "min_p": m}
+        for k in (0, 1, 2, 50, V)
+        for p in (1.0, 0.97, 0.55, 0.01)
+        for m in (0.0, 0.03)
+    ]
+    # Off the values where a cut could fall between two tokens by rounding alone, none is tied.
+    logits = (spread * rng.normal(size=(len(slots), V))).astype(np.float32)
+    logits[::3, : V // 2] = logits[::3, V // 2 :][:, : V // 2]  # but these are, two by two
+    found = smallest_kept(logits, logits.max(axis=1), sampling_values(slots), V, lambda a: a)
+    for row, values, level in zip(logits, slots, found, strict=True):
+        expected = kept_by_sorting(row, **values)
+        is_cut = values["top_k"] or values["top_p"] < 1 or values["min_p"]
+        if not is_cut:
+            assert level == -np.inf
+        # The same tokens stay.
+        np.testing.assert_array_equal(row >= level, row >= np.float32(expected), err_msg=values)
 
 
 def test_the_most_likely_token_always_stays():
