@@ -236,7 +236,7 @@ def test_libtpu_that_refuses(monkeypatch, reason, message):
 
 def test_a_mesh_that_does_not_divide_the_devices(config_file, capsys):
     args = "plan", config_file, "mesh.fsdp=3", "mesh.data=1", "--topology", "h100:8"
-    assert "mesh: fsdp 3 = 3 is not the 8 devices" in call(capsys, *args, code=2)
+    assert "mesh.fsdp = 3 does not make up the 8 devices" in call(capsys, *args, code=2)
 
 
 @pytest.mark.parametrize(
