@@ -6,8 +6,10 @@ Imports stay inside the functions, so that `--help` and config errors come at on
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import os
+import re
 import signal
 import sys
 import time
@@ -38,7 +40,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     # argparse takes no second list of arguments behind an option; overrides may stand there.
     unknown = [arg for arg in rest if arg.startswith("-")]
     if unknown:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        given = sys.argv[1:] if argv is None else argv
+        args.parser.error(
+            f"unrecognized arguments: {' '.join(unknown)}; {_instead(unknown[0], given, args)}"
+        )
     args.config = [*args.config, *rest]
     try:
         _import_from_here()
@@ -54,6 +59,19 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"error: {error}{hint}", file=sys.stderr)
         code = 2 if isinstance(error, ValueError) else 1
     sys.exit(code)
+
+
+def _instead(unknown: str, given: Sequence[str], args: argparse.Namespace) -> str:
+    """What may be meant by an argument with dashes that the command does not have."""
+    option, is_assignment, value = unknown.partition("=")
+    options = re.findall(r"--[a-z-]+", args.parser.format_help())
+    near = difflib.get_close_matches(option, options, 1)
+    if near and "." not in option:
+        return f"did you mean {near[0]}?"
+    if not is_assignment:
+        behind = [*given, "-"][list(given).index(unknown) + 1]
+        value = "VALUE" if behind.startswith("-") or "=" in behind else behind
+    return f"overrides have no dashes, write {option.lstrip('-')}={value}"
 
 
 def _import_from_here() -> None:
@@ -79,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
             "config", nargs="+", help="TOML files, merged left to right, then a.b=value"
         )
         sub.add_argument("--traceback", action="store_true", help="show where an error arose")
-        sub.set_defaults(command=function)
+        sub.set_defaults(command=function, parser=sub)
         return sub
 
     train = command("train", _train, "run the stages of a config, or resume them")
@@ -105,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         "--sandbox-check", action="store_true", help="which isolation of programs holds here"
     )
     verify.add_argument("--traceback", action="store_true", help="show where an error arose")
-    verify.set_defaults(command=_verify)
+    verify.set_defaults(command=_verify, parser=verify)
     plan = command("plan", _plan, "what a run takes on a topology, compiled for it here")
     plan.add_argument("--topology", required=True, help="chips and their shape: v5e:4x4, h100:8")
     plan.add_argument("--num-slices", type=int, default=1, help="of that topology, joined by DCN")
@@ -127,6 +145,10 @@ def _config(args: argparse.Namespace) -> RunConfig:
 
     # A name may hold a "=": what is there as a file is meant as one.
     files = [a for a in args.config if "=" not in a or os.path.isfile(a)]
+    if not files:
+        raise ValueError(
+            f"no config file before {args.config[0]}; name one, such as configs/quickstart.toml"
+        )
     return load(RunConfig, files, [a for a in args.config if a not in files])
 
 

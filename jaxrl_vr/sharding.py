@@ -101,13 +101,18 @@ def axis_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     fixed = math.prod(size for size in sizes.values() if size != -1)
     rest = next((axis for axis, size in sizes.items() if size == -1), None)
     if num_devices % fixed or (rest is None and fixed != num_devices):
-        asked = " x ".join(f"{axis} {n}" for axis, n in sizes.items() if n not in (1, -1))
-        verb = "does not divide" if rest else "is not"
+        many = {axis: n for axis, n in sizes.items() if n not in (1, -1)}
+        asked = f"mesh: {' x '.join(f'{axis} {n}' for axis, n in many.items())} = {fixed}"
+        if len(many) == 1:
+            asked = f"mesh.{next(iter(many))} = {fixed}"
+        elif not many:
+            asked = "mesh: every axis is 1, which"
+        verb = "does not divide" if rest else "does not make up"
+        there = "the one device" if num_devices == 1 else f"the {num_devices} devices"
         works = _working_mesh(sizes, num_devices)
         named = ", ".join(f"mesh.{axis} = {size}" for axis, size in works.items())
         raise MeshMismatch(
-            f"mesh: {asked or 'every axis 1'} = {fixed} {verb} the {num_devices} devices; "
-            f"{named} works",
+            f"{asked} {verb} {there}; {named} works",
             {axis: works.get(axis, 1) for axis in MESH_AXES},
         )
     if rest is not None:

@@ -438,6 +438,16 @@ def test_clip_range_that_cannot_act_is_said(tmp_path, capsys):
     assert "note:" not in call(capsys, "train", *args, "stages.rl.updates=2")
 
 
+def test_prefixes_that_split_rows_do_not_share_are_said(tmp_path, capsys):
+    path = config(tmp_path, rl("grpo"))
+    split = "train", path, "--dry-run", "mesh.context=2"
+    note = "note: stages.grpo.micro.share_prefixes = true: with mesh.context = 2 rows are split"
+    asked = "stages.grpo.micro.share_prefixes=true"
+    assert note in call(capsys, *split, asked)
+    assert "note: stages.grpo.micro" not in call(capsys, *split)
+    assert "note: stages.grpo.micro" not in call(capsys, "train", path, "--dry-run", asked)
+
+
 def test_weights_of_a_stage_that_does_not_train_are_refused(done, capsys):
     said = call(capsys, "eval", done, "--init", "after", code=2)
     assert "init = 'after' is a stage that does not train" in said

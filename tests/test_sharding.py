@@ -54,17 +54,34 @@ def test_mesh_of_given_devices():
 @pytest.mark.parametrize(
     "sizes, says",
     [
-        ({"fsdp": 3}, "fsdp 3 = 3 does not divide the 8 devices; mesh.data = 8, mesh.fsdp = 1"),
-        ({"data": 2, "tensor": 2}, "data 2 x tensor 2 = 4 is not the 8 devices; mesh.data = 4, "),
-        ({"fsdp": 6, "data": 1}, "fsdp 6 = 6 is not the 8 devices; mesh.data = 4, mesh.fsdp = 2"),
-        ({"data": 1}, "every axis 1 = 1 is not the 8 devices; mesh.data = 8 works"),
-        ({"data": 16, "fsdp": -1}, "data 16 = 16 does not divide the 8 devices; mesh.fsdp = 1"),
+        ({"fsdp": 3}, "mesh.fsdp = 3 does not divide the 8 devices; mesh.data = 8, mesh.fsdp = 1"),
+        (
+            {"data": 2, "tensor": 2},
+            "mesh: data 2 x tensor 2 = 4 does not make up the 8 devices; mesh.data = 4, ",
+        ),
+        (
+            {"fsdp": 6, "data": 1},
+            "mesh.fsdp = 6 does not make up the 8 devices; mesh.data = 4, mesh.fsdp = 2",
+        ),
+        (
+            {"data": 1},
+            "mesh: every axis is 1, which does not make up the 8 devices; mesh.data = 8 works",
+        ),
+        ({"data": 16, "fsdp": -1}, "mesh.data = 16 does not divide the 8 devices; mesh.fsdp = 1"),
     ],
 )
 def test_mesh_that_does_not_divide(sizes, says):
     with pytest.raises(ValueError) as error:
         mesh_of(**sizes)
     assert says in str(error.value)
+
+
+def test_mesh_of_more_than_the_one_device():
+    with pytest.raises(ValueError) as error:
+        make_mesh(MeshConfig(context=2), jax.devices()[:1])
+    assert str(error.value) == (
+        "mesh.context = 2 does not divide the one device; mesh.data = 1, mesh.context = 1 works"
+    )
 
 
 @given(st.lists(st.sampled_from([-1, 1, 2, 3, 4, 6, 8, 16]), min_size=5, max_size=5))

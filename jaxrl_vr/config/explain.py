@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import difflib
 import json
 import re
 import tomllib
@@ -22,7 +23,16 @@ from jaxrl_vr.config.annotations import (
     type_at,
 )
 from jaxrl_vr.config.errors import nearest, short
-from jaxrl_vr.config.keys import MISSING, Key, has, is_within, spell, value_at, with_names
+from jaxrl_vr.config.keys import (
+    MISSING,
+    Key,
+    found,
+    is_within,
+    names_of,
+    spell,
+    value_at,
+    with_names,
+)
 from jaxrl_vr.config.toml import toml_value
 
 
@@ -44,6 +54,7 @@ class _Place:
     annotation: Any  # its type; Any for an unknown key
     holder: Any  # type of the table or list that it is in
     holders: list[Any]  # that, and the other members of its union
+    within: Any  # the table or list itself
 
 
 def problems_of(kind: Any, data: Any, error: ValidationError) -> list[Problem]:
@@ -73,7 +84,7 @@ def _joined(texts: Sequence[str], fixes: Sequence[str]) -> str:
 
 def _place(kind: Any, data: Any, loc: Sequence[str | int]) -> _Place | None:
     """Follows pydantic's location, which names union members too; None in one that is not meant."""
-    annotation, value = bare(kind), data
+    annotation, value, within = bare(kind), data, data
     key: list[str | int] = []
     holder, holders = annotation, [annotation]
     for step in loc:
@@ -88,8 +99,8 @@ def _place(kind: Any, data: Any, loc: Sequence[str | int]) -> _Place | None:
             holder, holders = annotation, members
         annotation = bare(type_at(annotation, step))
         key.append(step)
-        value = value_at(value, step)
-    return _Place(tuple(key), value, annotation, holder, holders)
+        within, value = value, value_at(value, step)
+    return _Place(tuple(key), value, annotation, holder, holders, within)
 
 
 def _is_label(label: str, member: Any) -> bool:
@@ -116,25 +127,27 @@ def _explain(place: _Place, entry: Mapping[str, Any]) -> tuple[Key, bool, str, s
         case "literal_error":
             literals = [m for m in members_of(place.annotation) if get_origin(m) is Literal]
             known = [value for member in literals for value in get_args(member)]
-            fix = nearest(place.value, known, listed=False) or _correction(
-                place.value, place.annotation
-            )
+            fix = nearest(place.value, known, listed=False) or _correction(place)
             return place.key, False, f"must be {_choices(known)}", fix
         case "finite_number":
             return place.key, False, "must be a finite number", _default(place)
         case "value_error" | "assertion_error":
             return place.key, False, str(entry["ctx"]["error"]), ""
         case kind if kind.endswith(("_type", "_parsing")) or kind == "int_from_float":
-            fix = _correction(place.value, place.annotation)
-            return place.key, False, f"must be {_expected(place.annotation)}", fix
+            return place.key, False, f"must be {_expected(place.annotation)}", _correction(place)
     message = re.sub(r"^\w+ should", "must", entry["msg"]).replace(" after validation", "")
     return place.key, False, message, ""
 
 
+def _default_of(place: _Place) -> Any:
+    """The default of the field that is there, or MISSING."""
+    fields = place.holder.model_fields if is_model(place.holder) and place.key else {}
+    return getattr(fields.get(place.key[-1] if fields else ""), "default", MISSING)
+
+
 def _default(place: _Place) -> str:
     """The way back to a field's default, where it has one."""
-    fields = place.holder.model_fields if is_model(place.holder) else {}
-    default = getattr(fields.get(place.key[-1]), "default", None)
+    default = _default_of(place)
     if not isinstance(default, int | float):
         return ""
     return f"leave it out for the default, {toml_value(default)}"
@@ -150,10 +163,41 @@ def _unknown(place: _Place) -> str:
         if is_model(other) and word in other.model_fields and tags_of(other):
             here = _choices(tags_of(place.holder))
             return f"it belongs to type {_choices(tags_of(other))}, and this is {here}"
-    for name, field in fields.items():
-        if any(is_model(m) and word in m.model_fields for m in members_of(field.annotation)):
+    for name, items in place.within.items():
+        if isinstance(items, list) and names_of(items).count(word) == 1:
             return f"did you mean `{name}.{word}`?"
-    return nearest(word, list(fields))
+    inner = _inner(place.holder, word)
+    return f"did you mean `{inner}`?" if inner else nearest(word, list(fields))
+
+
+def _inner(model: Any, word: str) -> str:
+    """Where further inside, of what a model's tables and named items hold, is a key; or ""."""
+    level = [(model, "")]
+    for _ in range(_DEPTH):
+        below = []
+        for holder, path in level:
+            for name, field in holder.model_fields.items():
+                for member in members_of(field.annotation):
+                    if is_model(member):
+                        below.append((member, f"{path}{name}."))
+                    elif _has_named(member):
+                        items = members_of(type_at(member, 0))
+                        below += [(item, f"{path}{name}.NAME.") for item in items]
+        for holder, path in below:
+            if word in holder.model_fields:
+                return path + word
+        level = below
+    return ""
+
+
+_DEPTH = 3
+"""Tables in each other through which a key is looked for: some hold tables of their own kind."""
+
+
+def _has_named(annotation: Any) -> bool:
+    """Whether it is a list of tables that have names."""
+    items = members_of(type_at(annotation, 0)) if kind_of(annotation) == "list" else []
+    return bool(items) and all(is_model(item) and "name" in item.model_fields for item in items)
 
 
 def _choices(values: Sequence[Any]) -> str:
@@ -179,22 +223,74 @@ def _expected(annotation: Any) -> str:
 NAMES = {"int": "an integer", "float": "a number", "bool": "true or false"}
 
 
-def _correction(value: Any, annotation: Any) -> str:
+def _correction(place: _Place) -> str:
     """How the value would be written right, where that is plain to see."""
-    members = members_of(annotation)
+    value, members = place.value, members_of(place.annotation)
     if isinstance(value, str):
+        if value.lower() in _NONE and _default_of(place) is None:
+            return f"TOML has no word for {value}, which is the default; leave it out"
         try:
             meant = tomllib.loads(f"v = {value.lower()}")["v"]
         except tomllib.TOMLDecodeError:
             meant = None
+        if bool in members:
+            meant = _TRUTH.get(value.lower(), meant)
         if type(meant) in members or (type(meant) is int and float in members):
             return f"write {toml_value(meant)}, without quotes"
+    if isinstance(value, int) and bool in members and str(value) in _TRUTH:
+        return f"write {toml_value(_TRUTH[str(value)])}"
     if isinstance(value, float) and int in members and value.is_integer():
         return f"write {int(value)}"
     if isinstance(value, bool | int | float) and str in members:
         return f"write {toml_value(json.dumps(value))}"
-    is_list = any(kind_of(member) == "list" for member in members)
-    return f"write [{short(toml_value(value))}]" if is_list and value is not MISSING else ""
+    lists = [member for member in members if kind_of(member) == "list"]
+    if lists and value is not MISSING:
+        return _as_items(place, lists[0])
+    tables = [member for member in members if is_model(member)]
+    return _as_table(value, tables) if tables and not isinstance(value, Mapping) else ""
+
+
+_NONE = ("none", "null", "nil")
+_TRUTH: dict[str, bool] = {
+    **dict.fromkeys(("1", "yes", "on", "true"), True),
+    **dict.fromkeys(("0", "no", "off", "false"), False),
+}
+
+
+def _as_items(place: _Place, annotation: Any) -> str:
+    """How a list would be written that has the value in it."""
+    value, items = place.value, members_of(type_at(annotation, 0))
+    if _has_named(annotation) and len(place.key) == 1:
+        name = place.key[0]
+        return (
+            f"its items are tables, [[{name}]] in a file; to change one of them, write "
+            f"{name}.NAME.key=value"
+        )
+    if str in items and isinstance(value, bool | int | float):
+        value = json.dumps(value)
+    if type(value) in items or (type(value) is int and float in items) or Any in items:
+        return f"write [{short(toml_value(value))}]"
+    if all(is_model(item) for item in items):
+        return f"its items are tables, write [{_example(items[0])}]"
+    return ""
+
+
+def _as_table(value: Any, models: Sequence[Any]) -> str:
+    """How a table would be written that is of the type, or has the keys, that are meant."""
+    tags = {tag: model for model in models for tag in tags_of(model)}
+    near = difflib.get_close_matches(str(value), tags, 1)
+    if near:
+        return f"write {_example(tags[near[0]], near[0])}"
+    if len(models) == 1:
+        return f"its keys are {', '.join(models[0].model_fields)}"
+    return f"its type is {_choices(list(tags))}"
+
+
+def _example(model: Any, tag: str | None = None) -> str:
+    """A table of this model with what it must have."""
+    keys = [name for name, field in model.model_fields.items() if field.is_required()]
+    shown = [] if tag is None else [f"type = {toml_value(tag)}"]
+    return f"{{ {', '.join([*shown, *(f'{key} = …' for key in keys if key != 'type')])} }}"
 
 
 def line_of(problem: Problem, data: Any) -> str:
@@ -223,7 +319,7 @@ def origin_of(
         part = key[:length]
         # Items of a list are looked up by name: their index may differ from file to file.
         named = with_names(data, part)
-        having = [name for name, content in sources if has(content, named)]
+        having = [name for name, content in sources if found(content, named) is not MISSING]
         if having:
             # Tables merge, so several files may have made this one; the rest is the last file's.
             is_merged = all(isinstance(step, str) for step in named) and length < len(problem.key)

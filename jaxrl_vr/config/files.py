@@ -26,6 +26,8 @@ def read(file: Path) -> dict[str, Any]:
         others = [p.name for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
         near = difflib.get_close_matches(file.name, others, 1)
         fix = f"did you mean {folder / near[0]}?" if near else "check the path"
+        if file.suffix != ".toml" and len(file.parts) == 1:
+            fix += f"; an override is written {re.split('[ :]', file.name)[0]}=value"
         raise ConfigError(f"{file}: there is no such file; {fix}") from None
     except OSError as error:
         fix = "give a TOML file"

@@ -59,11 +59,11 @@ def with_names(node: Any, key: Key) -> Key:
     return tuple(steps)
 
 
-def has(content: Any, key: Key) -> bool:
-    """Whether a file's content has the key, whose items go by name."""
+def found(content: Any, key: Key) -> Any:
+    """What a file's content has at the key, whose items go by name, or MISSING."""
     for step in key:
         if isinstance(content, list) and isinstance(step, str):
             names = names_of(content)
             step = names.index(step) if step in names else len(names)
         content = value_at(content, step)
-    return content is not MISSING
+    return content

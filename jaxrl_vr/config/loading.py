@@ -15,6 +15,7 @@ from jaxrl_vr.config.errors import error_of
 from jaxrl_vr.config.explain import line_of, origin_of, problems_of
 from jaxrl_vr.config.files import merge, read
 from jaxrl_vr.config.overrides import override
+from jaxrl_vr.config.retyped import with_retyped
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -44,7 +45,7 @@ def load(model: type[M], files: Sequence[str | Path], overrides: Sequence[str] =
     try:
         return model.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
-        problems = problems_of(model, data, error)
+        problems = with_retyped(model, data, problems_of(model, data, error), sources)
     raise error_of(
         f"{origin_of(problem, sources, placed, data)}: {line_of(problem, data)}"
         for problem in problems

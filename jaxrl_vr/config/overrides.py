@@ -52,6 +52,7 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, earlier: Mapping[Ke
     node: Any = data
     path: list[str | int] = []
     while True:
+        _refuse_brackets(data, node, parts, path)
         step, used = _item(node, parts, path) if isinstance(node, list) else (parts[0], 1)
         if not isinstance(node, list | dict):
             raise ConfigError(
@@ -86,6 +87,27 @@ def _start_anew(table: dict[str, Any], path: Key, earlier: Mapping[Key, str]) ->
     table.update(kept)
 
 
+def _refuse_brackets(data: Any, node: Any, parts: Sequence[str], path: Sequence[str | int]) -> None:
+    """Raises ConfigError where the next of `parts` is an item of a list as Python writes it."""
+    meant = re.fullmatch(r"([^.\[]+)\[['\"]?([^\]]*?)['\"]?\]\.?(.*)", ".".join(parts))
+    items = value_at(node, meant[1]) if meant else None
+    if not meant or not isinstance(items, list):
+        return
+    where, names = [*path, meant[1]], names_of(items)
+    index = names.index(meant[2]) if meant[2] in names else meant[2]
+    if isinstance(index, int) or (index.isdecimal() and int(index) < len(items)):
+        shown, known = spell(data, [*where, int(index)]), ""
+    else:
+        shown = f"{spell(data, where)}.NAME"
+        known = f"; there are {', '.join(_known(names)) or 'none'}"
+    rest = f".{meant[3]}" if meant[3] else ""
+    raise ConfigError(f"an item of a list is named behind a dot; write {shown}{rest}{known}")
+
+
+def _known(names: Sequence[str]) -> list[str]:
+    return [name or str(index) for index, name in enumerate(names)]
+
+
 def _item(items: list[Any], parts: list[str], path: Sequence[str | int]) -> tuple[int, int]:
     """Index of the item that the first of `parts` name, and how many parts that takes."""
     names = names_of(items)
@@ -95,5 +117,9 @@ def _item(items: list[Any], parts: list[str], path: Sequence[str | int]) -> tupl
     if parts[0].isdecimal() and int(parts[0]) < len(items):
         return int(parts[0]), 1
     where = ".".join(map(str, path))
-    known = [name or str(index) for index, name in enumerate(names)]
-    raise ConfigError(f"{where} has no item {parts[0]!r}; {nearest(parts[0], known)}")
+    known = _known(names)
+    fix = nearest(parts[0], known)
+    is_of_item = len(parts) == 1 and any(isinstance(item, dict) for item in items)
+    if is_of_item and fix.startswith("there are "):
+        fix += f", each with keys of its own, as in {where}.{known[0]}.{parts[0]}"
+    raise ConfigError(f"{where} has no item {parts[0]!r}; {fix}")

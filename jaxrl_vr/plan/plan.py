@@ -11,13 +11,13 @@ import jax
 from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params, update_flops
 from jaxrl_vr.models.transformer import Transformer
-from jaxrl_vr.plan.known import architecture
+from jaxrl_vr.plan.known import architecture, teacher
 from jaxrl_vr.plan.memory import advice_for, of_device
 from jaxrl_vr.plan.program import Program
 from jaxrl_vr.plan.report import Compiled, compiled
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
-from jaxrl_vr.plan.topology import chip_of, devices, mesh_of
+from jaxrl_vr.plan.topology import chip_of, devices, layout, mesh_of
 from jaxrl_vr.sharding import local_bytes
 from jaxrl_vr.train.check import check_optimizers, checked_mesh
 from jaxrl_vr.train.config import RunConfig
@@ -54,9 +54,12 @@ def plan(
     chip = chip_of(topology)
     found = rl_stage(config, stage)
     model = planned_model(config)
-    there = devices(topology, num_slices)
-    mesh = checked_mesh(config, model.arch, lambda: mesh_of(config.mesh, there, num_slices))
+    # What is wrong with the config shows without the devices, for which libtpu is needed.
+    checked_mesh(config, model.arch, lambda: layout(config.mesh, topology, num_slices))
     check_optimizers(config, model)
+    if found.teacher is not None:
+        teacher(config, model, found.teacher)
+    mesh = mesh_of(config.mesh, devices(topology, num_slices), num_slices)
     try:
         return planned(config, found, model, mesh, chip, topology, say)
     except jax.errors.JaxRuntimeError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import AxisType
+from jax.sharding import AbstractMesh, AxisType
 
 from jaxrl_vr.metrics.chips import CHIPS, Chip
 from jaxrl_vr.sharding import MESH_AXES, MeshConfig, axis_sizes, make_mesh
@@ -141,7 +141,7 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
     """
     check_slice(topology)
     if not has_libtpu():
-        raise ValueError(NO_LIBTPU)
+        raise ValueError(f"topology {topology!r}: {NO_LIBTPU}; it compiles for TPUs on any machine")
     from jax.experimental import topologies
 
     for name, value in _WITHOUT_MDS.items():
@@ -160,6 +160,16 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
     return list(found.devices)
 
 
+def layout(config: MeshConfig, topology: str, num_slices: int = 1) -> AbstractMesh:
+    """The mesh of a config over a topology, without its devices.
+
+    Raises:
+      ValueError: the axes do not make up the devices, or `data` does not split over the slices.
+    """
+    sizes = _sizes_over(config, num_devices(topology, num_slices), num_slices)
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+
 def mesh_of(config: MeshConfig, found: Sequence[Any], num_slices: int) -> jax.sharding.Mesh:
     """The mesh of a config over devices; slices split `data`, whose exchanges are the fewest.
 
@@ -168,15 +178,20 @@ def mesh_of(config: MeshConfig, found: Sequence[Any], num_slices: int) -> jax.sh
     """
     if num_slices == 1:
         return make_mesh(config, found)
-    sizes = axis_sizes(config, len(found))
+    sizes = _sizes_over(config, len(found), num_slices)
+    by_slice = sorted(found, key=lambda device: device.slice_index)
+    devices = np.array(by_slice).reshape(tuple(sizes.values()))
+    return jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def _sizes_over(config: MeshConfig, number: int, num_slices: int) -> dict[str, int]:
+    sizes = axis_sizes(config, number)
     if sizes["data"] % num_slices:
         raise ValueError(
             f"mesh.data = {sizes['data']} with {num_slices} slices: only data goes over the "
             f"network between slices; set mesh.data to a multiple of {num_slices}"
         )
-    by_slice = sorted(found, key=lambda device: device.slice_index)
-    devices = np.array(by_slice).reshape(tuple(sizes.values()))
-    return jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+    return sizes
 
 
 def _sizes(shape: str) -> list[int]:

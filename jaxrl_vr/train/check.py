@@ -178,6 +178,13 @@ def oddities(config: RunConfig) -> list[str]:
                 f"{stage.total_updates} optimizer steps, so it ends before the full learning rate; "
                 "lower it, or raise steps"
             )
+        micro, split = stage.micro, config.mesh.context
+        if micro.share_prefixes and "share_prefixes" in micro.model_fields_set and split > 1:
+            found.append(
+                f"{where}.micro.share_prefixes = true: with mesh.context = {split} rows are split, "
+                "and what they begin with alike is computed in each of them; leave it out, or set "
+                "mesh.context = 1"
+            )
         if not isinstance(stage, RlStage):
             continue
         chosen = sorted(stage.objective.model_fields_set & set(stage.objective.clip_fields))

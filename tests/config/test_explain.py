@@ -33,7 +33,12 @@ from jaxrl_vr.config import ConfigError, parse
         ("seed=true", "seed = true: must be an integer"),
         ('seed="3"', 'seed = "3": must be an integer; write 3, without quotes'),
         ("is_fast=True", 'is_fast = "True": must be true or false; write true, without quotes'),
-        ("is_fast=1", "is_fast = 1: must be true or false"),
+        ("is_fast=1", "is_fast = 1: must be true or false; write true"),
+        ("is_fast=0", "is_fast = 0: must be true or false; write false"),
+        ("is_fast=2", "is_fast = 2: must be true or false"),
+        ("is_fast=yes", 'is_fast = "yes": must be true or false; write true, without quotes'),
+        ("is_fast=Off", 'is_fast = "Off": must be true or false; write false, without quotes'),
+        ("is_fast=maybe", 'is_fast = "maybe": must be true or false'),
         ("note=3", 'note = 3: must be text in quotes; write "3"'),
         ("shares=3", "shares = 3: must be a table"),
         ("shares.a=x", 'shares.a = "x": must be a number'),
@@ -50,7 +55,46 @@ from jaxrl_vr.config import ConfigError, parse
             "stages.sft.objective={type='clap'}",
             'stages.sft.objective.type = "clap": must be "clip" or "plain"; did you mean `clip`?',
         ),
-        ("stages.sft.objective=clip", 'stages.sft.objective = "clip": must be a table'),
+        (
+            "stages.sft.objective=clip",
+            'stages.sft.objective = "clip": must be a table; write { type = "clip" }',
+        ),
+        (
+            "stages.sft.objective=plane",
+            'stages.sft.objective = "plane": must be a table; write { type = "plain" }',
+        ),
+        (
+            "stages.sft.objective=3",
+            'stages.sft.objective = 3: must be a table; its type is "clip" or "plain"',
+        ),
+        (
+            "stages.sft.optimizer=3",
+            "stages.sft.optimizer = 3: must be a table; its keys are learning_rate, warmup",
+        ),
+        (
+            "backup=none",
+            'backup = "none": must be a table; TOML has no word for none, which is the default; '
+            "leave it out",
+        ),
+        (
+            "stages=3",
+            "stages = 3: must be a list; its items are tables, [[stages]] in a file; to change "
+            "one of them, write stages.NAME.key=value",
+        ),
+        (
+            "stages={}",
+            "stages: must be a list; its items are tables, [[stages]] in a file; to change one of "
+            "them, write stages.NAME.key=value",
+        ),
+        ("stages.end.tasks=3", 'stages.end.tasks = 3: must be a list; write ["3"]'),
+        ("steps=3", "steps = 3: unknown key; did you mean `stages.NAME.steps`?"),
+        ("tasks=[]", "tasks = []: unknown key; did you mean `stages.NAME.tasks`?"),
+        (
+            "warmup=3",
+            "warmup = 3: unknown key; did you mean `backup.warmup`?",
+        ),
+        ("low=3", "low = 3: unknown key; did you mean `stages.NAME.objective.low`?"),
+        ("end.tasks=[]", "end: unknown key; did you mean `stages.end`?"),
         (
             "stages.sft.micro=atuo",
             'stages.sft.micro = "atuo": must be an integer or "auto"; did you mean `auto`?',

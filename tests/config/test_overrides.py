@@ -62,11 +62,26 @@ def test_a_table_without_a_type_has_the_defaults(files):
     assert config.stages[0].objective == Clip(low=0.3)  # pyright: ignore
 
 
+BEHIND_A_DOT = "an item of a list is named behind a dot; write"
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("stages.rl.v3.steps=1", "stages has no item 'rl'; there are sft, rl.v2, end"),
         ("stages.3.steps=1", "stages has no item '3'; there are sft, rl.v2, end"),
+        (
+            "stages.steps=1",
+            "stages has no item 'steps'; there are sft, rl.v2, end, each with keys of its own, as "
+            "in stages.sft.steps",
+        ),
+        ("stages[1].steps=1", f"{BEHIND_A_DOT} stages.rl.v2.steps"),
+        ("stages[rl.v2].optimizer.warmup=1", f"{BEHIND_A_DOT} stages.rl.v2.optimizer.warmup"),
+        ("stages['end']={}", f"{BEHIND_A_DOT} stages.end"),
+        (
+            "stages[7].steps=1",
+            f"{BEHIND_A_DOT} stages.NAME.steps; there are sft, rl.v2, end",
+        ),
         ("seed.a=1", "seed is 1, which has no keys"),
         ("seed", "is not an override; write key=value, as in stages.rl.steps=3"),
         ("a..b=1", "is not an override; write key=value, as in stages.rl.steps=3"),
@@ -75,6 +90,17 @@ def test_a_table_without_a_type_has_the_defaults(files):
 )
 def test_error_in_an_override(files, override, message):
     assert errors(files, override) == [f"command line: {override}: {message}"]
+
+
+def test_an_item_without_a_name_in_brackets(files):
+    base = BASE + "tasks = ['a']"
+    assert errors(files, "stages.end.tasks[0]=b", base=base) == [
+        f"command line: stages.end.tasks[0]=b: {BEHIND_A_DOT} stages.end.tasks.0"
+    ]
+    # Where there is no such list, the key is as unknown as any other.
+    assert errors(files, "seed[0]=b") == [
+        'command line: seed[0] = "b": unknown key; did you mean `seed`?'
+    ]
 
 
 def test_a_half_list_is_not_taken_for_text(files):

@@ -236,7 +236,7 @@ def test_libtpu_that_refuses(monkeypatch, reason, message):
 
 def test_a_mesh_that_does_not_divide_the_devices(config_file, capsys):
     args = "plan", config_file, "mesh.fsdp=3", "mesh.data=1", "--topology", "h100:8"
-    assert "mesh: fsdp 3 = 3 is not the 8 devices" in call(capsys, *args, code=2)
+    assert "mesh.fsdp = 3 does not make up the 8 devices" in call(capsys, *args, code=2)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,44 @@ def test_out_of_memory_says_what_a_plan_says(config_file, tmp_path, capsys, monk
 def test_without_libtpu_it_says_how_to_get_it(config_file, capsys, monkeypatch):
     monkeypatch.setattr("jaxrl_vr.plan.topology.has_libtpu", lambda: False)
     text = call(capsys, "plan", config_file, "--topology", "v5e:2x2", code=2)
-    assert 'libtpu is not installed: pip install "jax[tpu]"' in text
+    assert text == (
+        "error: topology 'v5e:2x2': libtpu is not installed: pip install \"jax[tpu]\"; it compiles "
+        "for TPUs on any machine\n"
+    )
+
+
+TEACHER = 'advantage={ type = "on_policy_distillation", teacher = "meta-llama/Llama-3.1-8B" }'
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        (
+            ["mesh.fsdp=3"],
+            "mesh.fsdp = 3 does not make up the 8 devices; mesh.data = 8, mesh.fsdp = 1 works",
+        ),
+        (["mesh.tensor=8", "mesh.fsdp=1"], "mesh.tensor = 8 does not divide the model's 4 query"),
+        (["engine.slots=15"], "engine.slots = 15 cannot be split over"),
+        (["stages.rl.micro.rows=3"], "stages.rl.micro.rows = 3 cannot be split over"),
+        (["stages.rl.sampling.max_new_tokens=128"], "stages.rl.sampling.max_new_tokens = 128"),
+        ([f"stages.rl.{TEACHER}", "model.max_length=200000"], "takes 131072 tokens, and the"),
+        (["mesh.fsdp=16", "--num-slices", "2"], "mesh.data = 1 with 2 slices: only data goes"),
+        (
+            [f"stages.rl.optimizer.{key}" for key in ("no_decay=['zz']", "weight_decay=0.1")],
+            "stages.rl.optimizer.no_decay",
+        ),
+    ],
+    ids="devices heads slots rows prompt teacher slices optimizer".split(),
+)
+def test_what_is_wrong_is_said_before_libtpu_is_needed(
+    config_file, capsys, monkeypatch, overrides, message
+):
+    def looked_for():
+        pytest.fail("libtpu was looked for")
+
+    monkeypatch.setattr("jaxrl_vr.plan.topology.has_libtpu", looked_for)
+    text = call(capsys, "plan", config_file, *overrides, "--topology", "v5e:2x4", code=2)
+    assert message in text
 
 
 class Device:

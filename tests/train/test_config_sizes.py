@@ -42,7 +42,7 @@ from jaxrl_vr.train.config import RunConfig
                 "micro.rows = 8; raise stages.grpo.prompts until an update has more than 8 rows",
             ],
         ),
-        ("mesh.data=3", ["mesh: data 3 = 3 is not the 8 devices", "mesh.data = 8"]),
+        ("mesh.data=3", ["mesh.data = 3 does not make up the 8 devices", "mesh.data = 8"]),
         ("model.vocab_size=5", ["tokenizer has 16 ids, the model only 5 rows"]),
         ('tokenizer.alphabet="00"', ["tokenizer.alphabet", "more than once"]),
     ],
@@ -57,14 +57,14 @@ def test_sizes_are_checked_before_the_first_stage(tmp_path, capsys, override, pa
     # What is corrected is not held against the run.
     assert (tmp_path / "run" / "config.toml").exists()
     said = call(capsys, "train", path, "mesh.data=5", code=2)
-    assert "cannot change" not in said and "mesh: data 5" in said
+    assert "cannot change" not in said and "mesh.data = 5" in said
 
 
 # What a mesh cannot split -> what is said -> the setting that is said to work.
 MESHES = {
     "devices": (
         ["mesh.fsdp=3", "mesh.data=1"],
-        "mesh: fsdp 3 = 3 is not the 8 devices; mesh.data = 8, mesh.fsdp = 1 works",
+        "mesh.fsdp = 3 does not make up the 8 devices; mesh.data = 8, mesh.fsdp = 1 works",
         ["mesh.data=8", "mesh.fsdp=1"],
     ),
     "rows": (
@@ -141,7 +141,7 @@ MESHES |= {
             *("mesh.tensor=16", "mesh.context=3", "mesh.data=1", "engine.slots=3"),
             "stages.pairs.micro.row_length=12",
         ],
-        "error: mesh: context 3 x tensor 16 = 48 is not the 8 devices; mesh.data = 1, "
+        "error: mesh: context 3 x tensor 16 = 48 does not make up the 8 devices; mesh.data = 1, "
         "mesh.context = 1, mesh.tensor = 8 works\n"
         "with that, mesh.tensor = 8 does not divide the model's 2 query heads, so each of its "
         "devices would hold all of them; mesh.tensor = 2 works, with the other devices in data\n"
