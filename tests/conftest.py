@@ -5,8 +5,15 @@ import sys
 import textwrap
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Most of a test's time is compilation, and small models gain nothing from optimised code.
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+# Most of a test's time is compilation, and small models gain nothing from optimised code. XLA's
+# newer emitters of fusions take three times as long for a training step as its older ones, and code
+# in parts, for as many threads, a sixth longer than code in one.
+FAST_COMPILATION = (
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_use_fusion_emitters=false",
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
+os.environ.setdefault("XLA_FLAGS", " ".join(FAST_COMPILATION))
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402  (reads JAX_PLATFORMS when it is imported)

@@ -301,7 +301,7 @@ def test_both_ways_to_start_import_from_the_working_directory(tmp_path):
         return subprocess.run(
             [*command, *args],
             cwd=here,
-            env=environment(PYTHONPATH=str(ROOT), XLA_FLAGS=""),
+            env=environment(PYTHONPATH=str(ROOT)),
             capture_output=True,
             text=True,
         )

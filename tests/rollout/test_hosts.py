@@ -60,7 +60,7 @@ def run(tmp_path, count):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     hosts = [
         subprocess.Popen(
