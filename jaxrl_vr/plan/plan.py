@@ -24,6 +24,7 @@ from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.micro import NoRowFits, is_out_of_memory
 from jaxrl_vr.train.models import attention_backend
 from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.stages import SamplingConfig
 
 Say = Callable[[str], None]
 
@@ -112,7 +113,11 @@ def planned(
     steps = lowered.sizes.steps
 
     def of(
-        program: Any, must_read: float, passes: int = 0, of_model: Transformer = model
+        program: Any,
+        must_read: float,
+        passes: int = 0,
+        of_model: Transformer = model,
+        branch: Callable[..., str] = _longest,
     ) -> Compiled:
         # Kernels' products are not in the text.
         kernels = 0.0
@@ -120,7 +125,7 @@ def planned(
             kernels = (
                 passes * attention_flops(of_model.arch, rows * causal_pairs(length)) / mesh.size
             )
-        text = Program(program.as_text() or "", trips=lambda _: steps, branch=_longest)
+        text = Program(program.as_text() or "", trips=lambda _: steps, branch=branch)
         arguments = text, program.memory_analysis(), chip, mesh
         return compiled(*arguments, kernel_flops=kernels, must_read=must_read)
 
@@ -160,7 +165,8 @@ def planned(
     programs["prefill"] = of(lowered.prefill(view).compile(), view_bytes)
     say("compiling decode")
     must_read = steps * (view_bytes + cache_bytes)
-    programs["decode"] = decode = of(lowered.decode(view).compile(), must_read)
+    branch = branch_of(stage.sampling)
+    programs["decode"] = decode = of(lowered.decode(view).compile(), must_read, branch=branch)
     programs["weight_sync"] = of(made, weights + view_bytes)
     memory = of_device(lowered, programs, weights, view_bytes, cache_bytes)
     waves = -(-rollouts.count // lowered.sizes.slots)
@@ -230,7 +236,7 @@ def _too_large(
     error: str,
 ) -> dict[str, Any]:
     """What the compiler refused: its own words, and sizes by formulas."""
-    found = roofline_plan(config, stage, chip, topology, mesh.size, num_slices)
+    found = roofline_plan(config, stage, topology, num_slices)
     reason = error.removeprefix("RESOURCE_EXHAUSTED:").strip().splitlines()[0]
     # The formulas may say that it fits.
     memory = {**found["memory"], "total": max(found["memory"]["total"], chip.memory_bytes)}
@@ -243,5 +249,14 @@ def _too_large(
     }
 
 
+def branch_of(sampling: SamplingConfig) -> Callable[..., str]:
+    """Of a decode step's branches the one that runs: the vocabulary is sorted only to cut it."""
+    return _longest if sampling.cuts else _shortest
+
+
 def _longest(names: list[str], key: Callable[[str], Any]) -> str:
     return max(names, key=key)
+
+
+def _shortest(names: list[str], key: Callable[[str], Any]) -> str:
+    return min(names, key=key)
