@@ -15,6 +15,7 @@ from jaxrl_vr.plan.known import architecture
 from jaxrl_vr.plan.memory import advice_for, of_device
 from jaxrl_vr.plan.program import Program
 from jaxrl_vr.plan.report import Compiled, compiled
+from jaxrl_vr.plan.roofline import mean_share
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, mesh_of
@@ -116,6 +117,7 @@ def planned(
         program: Any,
         must_read: float,
         passes: int = 0,
+        kernel_bytes: float = 0,
         of_model: Transformer = model,
         branch: Callable[..., str] = _longest,
     ) -> Compiled:
@@ -127,7 +129,9 @@ def planned(
             )
         text = Program(program.as_text() or "", trips=lambda _: steps, branch=branch)
         arguments = text, program.memory_analysis(), chip, mesh
-        return compiled(*arguments, kernel_flops=kernels, must_read=must_read)
+        return compiled(
+            *arguments, kernel_flops=kernels, kernel_bytes=kernel_bytes, must_read=must_read
+        )
 
     say("compiling weight sync")
     sync = lowered.view()
@@ -159,18 +163,26 @@ def planned(
         of_model, read = model, weights
         if name == "teacher_score" and lowered.teacher is not None:
             of_model, read = lowered.teacher, local_bytes(lowered.state.frozen["teacher"])
-        programs[name] = of(program.compile(), read, stage.updates_at(0), of_model)
+        programs[name] = of(program.compile(), read, stage.updates_at(0), of_model=of_model)
         runs[name] = times
     say("compiling prefill")
     programs["prefill"] = of(lowered.prefill(view).compile(), view_bytes)
     say("compiling decode")
     must_read = steps * (view_bytes + cache_bytes)
-    branch = branch_of(stage.sampling)
-    programs["decode"] = decode = of(lowered.decode(view).compile(), must_read, branch=branch)
+    # Where kernels attend the cache, the rest waits for what they read.
+    by_kernels = steps * cache_bytes if lowered.sizes.item_pages is not None else 0
+    programs["decode"] = decode = of(
+        lowered.decode(view).compile(),
+        must_read,
+        kernel_bytes=by_kernels,
+        branch=branch_of(stage.sampling),
+    )
     programs["weight_sync"] = of(made, weights + view_bytes)
     memory = of_device(lowered, programs, weights, view_bytes, cache_bytes)
     waves = -(-rollouts.count // lowered.sizes.slots)
-    rollout_s = waves * rollouts.new_tokens / steps * decode.seconds
+    # The program is of completions at their limits, to which they grow.
+    unread = by_kernels * (1 - mean_share(rollouts, lowered.sizes.slots)) / chip.bandwidth
+    rollout_s = waves * rollouts.new_tokens / steps * (decode.seconds - unread)
     width = lowered.sizes.prefill_tokens
     prefills = -(-rollouts.prompts * rollouts.prompt_tokens // (width * parts))
     rollout_s += prefills * programs["prefill"].seconds

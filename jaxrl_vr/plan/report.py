@@ -51,7 +51,7 @@ class Compiled:
       compute_s: estimate, products at the chip's peak.
       memory_s: estimate, what must be read at the chip's bandwidth.
       network_s: estimate, exchanges one after another.
-      compiled_s: estimate, by the compiler's cycles; kernels by their products.
+      compiled_s: estimate, by the compiler's cycles; kernels by their products and what they read.
     """
 
     flops: float
@@ -85,6 +85,7 @@ def compiled(
     mesh: jax.sharding.Mesh,
     *,
     kernel_flops: float,
+    kernel_bytes: float,
     must_read: float,
 ) -> Compiled:
     """What a compiled program does, of one device.
@@ -95,6 +96,7 @@ def compiled(
       chip: of the devices.
       mesh: of the devices.
       kernel_flops: of the kernels, which are not in the text.
+      kernel_bytes: that they read, with no product of theirs beside it.
       must_read: bytes that it has to read from memory at least.
     """
     flops = program.flops() + kernel_flops
@@ -110,7 +112,9 @@ def compiled(
         compute_s=flops / chip.peak_flops,
         memory_s=must_read / chip.bandwidth,
         network_s=sum(e.seconds for e in exchanges),
-        compiled_s=cycles / chip.clock_hz + kernel_flops / chip.peak_flops,
+        compiled_s=cycles / chip.clock_hz
+        + kernel_flops / chip.peak_flops
+        + kernel_bytes / chip.bandwidth,
     )
 
 

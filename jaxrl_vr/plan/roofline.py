@@ -30,6 +30,8 @@ from jaxrl_vr.train.limits import Rollouts
 # Of a chip's peak, in products of the size of training.
 _EFFICIENCY = 0.6
 _LOGITS_CHUNK = 512
+# A draw writes its float32 logits, reads their peak, and with it the sums of blocks.
+_LOGITS_PASSES = 3
 # Numbers of a block at work in its backward pass: of its forward pass made again, and gradients.
 _AT_WORK = 3
 
@@ -171,7 +173,7 @@ def estimate(
     copies = (1 + (num_micro > 1)) * 4 * N / split
     of_token = 2 * arch.layers * arch.kv_heads * arch.head_dim * itemsize
     groups = choice.data * choice.fsdp * choice.context
-    cached = slots * rollouts.new_tokens + -(-slots // rollouts.samples) * rollouts.prompt_tokens
+    cached = sum(_cached(rollouts, slots))
     cache = (cache_tokens or cached) * of_token / groups / _kv_split(arch, choice.tensor)
     view = itemsize * N / choice.tensor
     memory = {
@@ -203,14 +205,32 @@ def estimate(
     update = max(max(products, read) + summed + waited, beside)
     waves = math.ceil(rollouts.count / slots)
     of_group = slots / groups
-    step = max(
-        (view + cache / 2) / chip.bandwidth, 2 * weights * filled(of_group, side) / chip.peak_flops
-    )
+    # Weights are read beside the products; attention and the draw wait for what they read.
+    step = max(view / chip.bandwidth, 2 * weights * filled(of_group, side) / chip.peak_flops)
+    logits = 4 * of_group * arch.vocab_size / choice.tensor
+    step += (cache * mean_share(rollouts, slots) + _LOGITS_PASSES * logits) / chip.bandwidth
     step += (2 * arch.layers + 1) * _summed_s(of_group * arch.width * itemsize, choice, network)
     prefill = 2 * N * rollouts.prompts * rollouts.prompt_tokens / choice.devices
     rollout = waves * rollouts.new_tokens * step + prefill / chip.peak_flops / _EFFICIENCY
     parts = (products, "compute"), (read + summed, "memory"), (max(waited, beside), "network")
     return Estimate(memory, update, rollout, max(parts)[1])
+
+
+def _cached(rollouts: Rollouts, slots: int) -> tuple[int, int]:
+    """Tokens of full slots: their own at their limits, and their prompts."""
+    prompts = -(-slots // rollouts.samples)
+    return slots * rollouts.new_tokens, prompts * rollouts.prompt_tokens
+
+
+def mean_share(rollouts: Rollouts, slots: int) -> float:
+    """Of the keys and values of full slots, those that a step reads on average while completions
+    grow to their limits: all of the prompts, half of the rest.
+
+    >>> mean_share(Rollouts(prompts=2, samples=4, prompt_tokens=8, new_tokens=12), slots=8)
+    0.5714285714285714
+    """
+    own, prompts = _cached(rollouts, slots)
+    return (own / 2 + prompts) / (own + prompts)
 
 
 def choices(num_devices: int, rollouts: Rollouts, row_length: int) -> Iterator[Choice]:

@@ -126,6 +126,28 @@ def test_what_is_waited_for_is_what_the_compiler_exchanges(name, choice, axis):
     assert seconds == pytest.approx(compiled, rel=0.02) and compiled > 0.9
 
 
+@pytest.mark.parametrize("limit", ["bandwidth", "peak_flops"])
+def test_a_decode_step_reads_weights_keys_and_logits(limit):
+    """By hand, two prompts of 8 tokens with four samples of 12 each, all at once on one device."""
+    rates = {"bandwidth": 1e30, "peak_flops": 1e30, limit: 1e6}
+    chip = dataclasses.replace(CHIPS["v5e"], **rates)
+    found = estimate(
+        *(SMALL, Rollouts(2, 4, 8, 12), Choice(1, 1, 1, 1, 1, "none"), Network.of(chip, 1)),
+        **dict(row_length=32, slots=8, itemsize=2, moment_bytes=0),
+    )
+    N = num_params(declare(SMALL))
+    # A token takes 3 layers x one head of 4 x keys and values x 2 bytes. On average half of a
+    # completion is there, and both prompts are.
+    cache = (8 * 12 / 2 + 2 * 8) * 3 * 4 * 2 * 2
+    # 8 x 10 logits of 4 bytes: written, read for their peak and for their sums.
+    logits = 3 * 8 * 10 * 4
+    # Products of 8 rows take as long as 128.
+    products = 2 * 128 * padded_weights(SMALL, 1, 128)
+    prefill = 2 * N * 2 * 8 / 0.6
+    by_limit = {"bandwidth": 12 * (2 * N + cache + logits), "peak_flops": 12 * products + prefill}
+    assert found.rollout_s == pytest.approx(by_limit[limit] / 1e6)
+
+
 def test_keys_and_values_that_do_not_divide_are_on_every_device():
     network = Network.of(CHIPS["v5e"], 2)
     memory = [
