@@ -19,6 +19,7 @@ from jaxrl_vr.plan.roofline import mean_share
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, mesh_of
+from jaxrl_vr.sampler.sizes import Sizes
 from jaxrl_vr.sharding import local_bytes
 from jaxrl_vr.train.check import check_optimizers, checked_mesh
 from jaxrl_vr.train.config import RunConfig
@@ -119,6 +120,7 @@ def planned(
         passes: int = 0,
         kernel_bytes: float = 0,
         of_model: Transformer = model,
+        trips: int = steps,
         branch: Callable[..., str] = _longest,
     ) -> Compiled:
         # Kernels' products are not in the text.
@@ -127,7 +129,7 @@ def planned(
             kernels = (
                 passes * attention_flops(of_model.arch, rows * causal_pairs(length)) / mesh.size
             )
-        text = Program(program.as_text() or "", trips=lambda _: steps, branch=branch)
+        text = Program(program.as_text() or "", trips=lambda _: trips, branch=branch)
         arguments = text, program.memory_analysis(), chip, mesh
         return compiled(
             *arguments, kernel_flops=kernels, kernel_bytes=kernel_bytes, must_read=must_read
@@ -166,7 +168,8 @@ def planned(
         programs[name] = of(program.compile(), read, stage.updates_at(0), of_model=of_model)
         runs[name] = times
     say("compiling prefill")
-    programs["prefill"] = of(lowered.prefill(view).compile(), view_bytes)
+    before = pages_before(rollouts.prompt_tokens, lowered.sizes)
+    programs["prefill"] = of(lowered.prefill(view).compile(), view_bytes, trips=before)
     say("compiling decode")
     must_read = steps * (view_bytes + cache_bytes)
     # Where kernels attend the cache, the rest waits for what they read.
@@ -259,6 +262,13 @@ def _too_large(
         "fits": False,
         "advice": [reason, *advice_for(config, stage, rows, chip, memory, mesh.shape)[1:]],
     }
+
+
+def pages_before(prompt_tokens: int, sizes: Sizes) -> int:
+    """Pages of the cache that a chunk of a prompt comes behind, on average; each is a turn of the
+    prefill's loop."""
+    chunks = -(-prompt_tokens // sizes.prefill_tokens)
+    return (chunks - 1) * sizes.prefill_tokens // (2 * sizes.page_tokens)
 
 
 def branch_of(sampling: SamplingConfig) -> Callable[..., str]:

@@ -4,6 +4,7 @@ formulas, and through the command line."""
 import dataclasses
 import json
 import re
+import types
 
 import jax
 import pytest
@@ -119,6 +120,13 @@ def test_a_plan_says_how_long_and_what_bounds_it(config_file, on_cpu):
 
 
 # By formulas
+
+
+@pytest.mark.parametrize("tokens, pages", [(512, 0), (2048, 0), (4096, 8), (8192, 24)])
+def test_a_chunk_of_a_prompt_comes_behind_the_pages_of_those_before(tokens, pages):
+    """Chunks of 2,048 tokens are 16 pages of 128: none, 16, 32 and 48 before the four of 8,192."""
+    sizes = types.SimpleNamespace(prefill_tokens=2048, page_tokens=128)
+    assert plan_module.pages_before(tokens, sizes) == pages
 
 
 @pytest.mark.parametrize("more, runs", [({}, "plain"), ({"top_k": 5}, "sorted")])
