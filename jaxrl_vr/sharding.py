@@ -120,12 +120,16 @@ def axis_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
     return sizes
 
 
+def placed_devices(shape: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
+    """Devices of one slice in the order of a mesh of this shape, by where they are."""
+    # An axis may take part of one of the network's: 8 of the 16 chips of a side.
+    return create_device_mesh(shape, devices, allow_split_physical_axes=True)
+
+
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh over `devices` (default: all of every process) with the axes of `MESH_AXES`."""
     devices = jax.devices() if devices is None else list(devices)
-    sizes = axis_sizes(config, len(devices))
-    # An axis may take part of one of the network's: 8 of the 16 chips of a side.
-    placed = create_device_mesh(tuple(sizes.values()), devices, allow_split_physical_axes=True)
+    placed = placed_devices(tuple(axis_sizes(config, len(devices)).values()), devices)
     # Auto: shardings of inputs and constraints guide the compiler, which places the rest itself.
     return Mesh(placed, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 

@@ -72,8 +72,7 @@ def _planned(
     config: RunConfig, topology: str, num_slices: int, stage: str | None, chip: Chip
 ) -> dict[str, Any]:
     if chip.is_gpu:
-        count = num_devices(topology, num_slices)
-        return roofline_plan(config, rl_stage(config, stage), chip, topology, count)
+        return roofline_plan(config, rl_stage(config, stage), topology)
     return plan(config, topology, num_slices=num_slices, stage=stage, say=_say)
 
 
@@ -83,7 +82,7 @@ def _searched(
     """Plans of the best choices; their ranking is printed first."""
     chosen = rl_stage(config, stage)
     try:
-        found = ranked(config, chosen, chip, num_devices(topology, num_slices), num_slices)
+        found = ranked(config, chosen, topology, num_slices)
     except NothingFits as error:
         print(error)
         return []

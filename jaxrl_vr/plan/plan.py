@@ -15,15 +15,18 @@ from jaxrl_vr.plan.known import architecture, teacher
 from jaxrl_vr.plan.memory import advice_for, of_device
 from jaxrl_vr.plan.program import Program
 from jaxrl_vr.plan.report import Compiled, compiled
+from jaxrl_vr.plan.roofline import mean_share
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, layout, mesh_of
+from jaxrl_vr.sampler.sizes import Sizes
 from jaxrl_vr.sharding import local_bytes
 from jaxrl_vr.train.check import check_optimizers, checked_mesh
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.micro import NoRowFits, is_out_of_memory
 from jaxrl_vr.train.models import attention_backend
 from jaxrl_vr.train.rl_stage import RlStage
+from jaxrl_vr.train.stages import SamplingConfig
 
 Say = Callable[[str], None]
 
@@ -115,7 +118,13 @@ def planned(
     steps = lowered.sizes.steps
 
     def of(
-        program: Any, must_read: float, passes: int = 0, of_model: Transformer = model
+        program: Any,
+        must_read: float,
+        passes: int = 0,
+        kernel_bytes: float = 0,
+        of_model: Transformer = model,
+        trips: int = steps,
+        branch: Callable[..., str] = _longest,
     ) -> Compiled:
         # Kernels' products are not in the text.
         kernels = 0.0
@@ -123,9 +132,11 @@ def planned(
             kernels = (
                 passes * attention_flops(of_model.arch, rows * causal_pairs(length)) / mesh.size
             )
-        text = Program(program.as_text() or "", trips=lambda _: steps, branch=_longest)
+        text = Program(program.as_text() or "", trips=lambda _: trips, branch=branch)
         arguments = text, program.memory_analysis(), chip, mesh
-        return compiled(*arguments, kernel_flops=kernels, must_read=must_read)
+        return compiled(
+            *arguments, kernel_flops=kernels, kernel_bytes=kernel_bytes, must_read=must_read
+        )
 
     say("compiling weight sync")
     sync = lowered.view()
@@ -157,17 +168,27 @@ def planned(
         of_model, read = model, weights
         if name == "teacher_score" and lowered.teacher is not None:
             of_model, read = lowered.teacher, local_bytes(lowered.state.frozen["teacher"])
-        programs[name] = of(program.compile(), read, stage.updates_at(0), of_model)
+        programs[name] = of(program.compile(), read, stage.updates_at(0), of_model=of_model)
         runs[name] = times
     say("compiling prefill")
-    programs["prefill"] = of(lowered.prefill(view).compile(), view_bytes)
+    before = pages_before(rollouts.prompt_tokens, lowered.sizes)
+    programs["prefill"] = of(lowered.prefill(view).compile(), view_bytes, trips=before)
     say("compiling decode")
     must_read = steps * (view_bytes + cache_bytes)
-    programs["decode"] = decode = of(lowered.decode(view).compile(), must_read)
+    # Where kernels attend the cache, the rest waits for what they read.
+    by_kernels = steps * cache_bytes if lowered.sizes.item_pages is not None else 0
+    programs["decode"] = decode = of(
+        lowered.decode(view).compile(),
+        must_read,
+        kernel_bytes=by_kernels,
+        branch=branch_of(stage.sampling),
+    )
     programs["weight_sync"] = of(made, weights + view_bytes)
     memory = of_device(lowered, programs, weights, view_bytes, cache_bytes)
     waves = -(-rollouts.count // lowered.sizes.slots)
-    rollout_s = waves * rollouts.new_tokens / steps * decode.seconds
+    # The program is of completions at their limits, to which they grow.
+    unread = by_kernels * (1 - mean_share(rollouts, lowered.sizes.slots)) / chip.bandwidth
+    rollout_s = waves * rollouts.new_tokens / steps * (decode.seconds - unread)
     width = lowered.sizes.prefill_tokens
     prefills = -(-rollouts.prompts * rollouts.prompt_tokens // (width * parts))
     rollout_s += prefills * programs["prefill"].seconds
@@ -233,7 +254,7 @@ def _too_large(
     error: str,
 ) -> dict[str, Any]:
     """What the compiler refused: its own words, and sizes by formulas."""
-    found = roofline_plan(config, stage, chip, topology, mesh.size, num_slices)
+    found = roofline_plan(config, stage, topology, num_slices)
     reason = error.removeprefix("RESOURCE_EXHAUSTED:").strip().splitlines()[0]
     # The formulas may say that it fits.
     memory = {**found["memory"], "total": max(found["memory"]["total"], chip.memory_bytes)}
@@ -246,5 +267,21 @@ def _too_large(
     }
 
 
+def pages_before(prompt_tokens: int, sizes: Sizes) -> int:
+    """Pages of the cache that a chunk of a prompt comes behind, on average; each is a turn of the
+    prefill's loop."""
+    chunks = -(-prompt_tokens // sizes.prefill_tokens)
+    return (chunks - 1) * sizes.prefill_tokens // (2 * sizes.page_tokens)
+
+
+def branch_of(sampling: SamplingConfig) -> Callable[..., str]:
+    """Of a decode step's branches the one that runs: the vocabulary is searched only to cut it."""
+    return _longest if sampling.cuts else _shortest
+
+
 def _longest(names: list[str], key: Callable[[str], Any]) -> str:
     return max(names, key=key)
+
+
+def _shortest(names: list[str], key: Callable[[str], Any]) -> str:
+    return min(names, key=key)

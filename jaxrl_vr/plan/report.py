@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from jaxrl_vr.metrics.chips import Chip
+from jaxrl_vr.plan.network import Network
 from jaxrl_vr.plan.program import Collective, Program
 
 
@@ -50,7 +51,7 @@ class Compiled:
       compute_s: estimate, products at the chip's peak.
       memory_s: estimate, what must be read at the chip's bandwidth.
       network_s: estimate, exchanges one after another.
-      compiled_s: estimate, by the compiler's cycles; kernels by their products.
+      compiled_s: estimate, by the compiler's cycles; kernels by their products and what they read.
     """
 
     flops: float
@@ -84,6 +85,7 @@ def compiled(
     mesh: jax.sharding.Mesh,
     *,
     kernel_flops: float,
+    kernel_bytes: float,
     must_read: float,
 ) -> Compiled:
     """What a compiled program does, of one device.
@@ -94,6 +96,7 @@ def compiled(
       chip: of the devices.
       mesh: of the devices.
       kernel_flops: of the kernels, which are not in the text.
+      kernel_bytes: that they read, with no product of theirs beside it.
       must_read: bytes that it has to read from memory at least.
     """
     flops = program.flops() + kernel_flops
@@ -109,7 +112,9 @@ def compiled(
         compute_s=flops / chip.peak_flops,
         memory_s=must_read / chip.bandwidth,
         network_s=sum(e.seconds for e in exchanges),
-        compiled_s=cycles / chip.clock_hz + kernel_flops / chip.peak_flops,
+        compiled_s=cycles / chip.clock_hz
+        + kernel_flops / chip.peak_flops
+        + kernel_bytes / chip.bandwidth,
     )
 
 
@@ -117,6 +122,7 @@ def exchanges_of(
     collectives: Sequence[Collective], chip: Chip, mesh: jax.sharding.Mesh
 ) -> tuple[Exchange, ...]:
     """Collectives added up by kind and axes, the longest first."""
+    network = Network.of_placed(chip, mesh.devices.reshape(-1).tolist())
     groups: dict[tuple[str, str], list[Collective]] = {}
     for one in collectives:
         groups.setdefault((one.kind, axes_of(one.devices, mesh)), []).append(one)
@@ -126,7 +132,7 @@ def exchanges_of(
             axes,
             count=sum(one.times for one in group),
             bytes=sum(one.times * one.bytes for one in group),
-            seconds=sum(one.times * _seconds(one, chip, mesh) for one in group),
+            seconds=sum(one.times * _seconds(one, network, mesh) for one in group),
         )
         for (kind, axes), group in groups.items()
     ]
@@ -142,19 +148,17 @@ def axes_of(devices: Sequence[int], mesh: jax.sharding.Mesh) -> str:
     return "+".join(differ) or "none"
 
 
-def _seconds(one: Collective, chip: Chip, mesh: jax.sharding.Mesh) -> float:
-    """Of one collective: its bytes over a ring of the devices, both ways round.
-
-    Between slices each device has its share of the hosts' network.
-    """
+def _seconds(one: Collective, network: Network, mesh: jax.sharding.Mesh) -> float:
+    """Of one collective, along a ring or a line of its devices."""
     group = one.devices or range(mesh.size)
-    n = len(group)
-    if n == 1:
-        return 0.0
+    if one.kind == "collective-permute":
+        # The text has pairs; all along the axes in which they differ take part.
+        axes = axes_of(group, mesh).split("+")
+        numbers = np.arange(mesh.size).reshape(mesh.devices.shape)
+        first = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
+        return network.shift_s(one.bytes, numbers[first].reshape(-1).tolist())
     twice = 2 if one.kind == "all-reduce" else 1
-    slices = {getattr(mesh.devices.flat[d], "slice_index", 0) for d in group}
-    bandwidth = chip.axis_bandwidth if len(slices) == 1 else chip.dcn_bandwidth
-    return twice * one.bytes * (n - 1) / n / bandwidth
+    return twice * network.gather_s(one.bytes, group)
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:

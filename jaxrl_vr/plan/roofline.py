@@ -18,7 +18,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import get_args
 
-from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params
 from jaxrl_vr.models.params import declare
@@ -31,6 +30,8 @@ from jaxrl_vr.train.limits import Rollouts
 # Of a chip's peak, in products of the size of training.
 _EFFICIENCY = 0.6
 _LOGITS_CHUNK = 512
+# A draw writes its float32 logits, reads their peak, and with it the sums of blocks.
+_LOGITS_PASSES = 3
 # Numbers of a block at work in its backward pass: of its forward pass made again, and gradients.
 _AT_WORK = 3
 
@@ -57,10 +58,16 @@ class Choice:
         """Of the mesh."""
         return self.data * self.fsdp * self.context * self.tensor
 
-    def apart(self, axis: str) -> int:
-        """Devices from one of an axis to its next, as a mesh counts them."""
+    def along(self, axis: str) -> range:
+        """The first devices of an axis, by the numbers of a mesh."""
         inner = MESH_AXES[MESH_AXES.index(axis) + 1 :]
-        return math.prod(self.mesh.get(name, 1) for name in inner)
+        apart = math.prod(self.mesh.get(name, 1) for name in inner)
+        return range(0, self.mesh.get(axis, 1) * apart, apart)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of all `MESH_AXES`."""
+        return tuple(self.mesh.get(name, 1) for name in MESH_AXES)
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -111,7 +118,7 @@ def estimate(
     arch: Architecture,
     rollouts: Rollouts,
     choice: Choice,
-    chip: Chip,
+    network: Network,
     *,
     row_length: int,
     slots: int,
@@ -123,7 +130,6 @@ def estimate(
     scores: int = 0,
     has_average: bool = False,
     cache_tokens: int = 0,
-    num_slices: int = 1,
 ) -> Estimate:
     """Memory and time of a choice.
 
@@ -131,7 +137,7 @@ def estimate(
       arch: of the model.
       rollouts: of a step, one update on all of them.
       choice: of mesh, micro-batch and remat.
-      chip: of the devices.
+      network: of the devices.
       row_length: tokens of a packed row.
       slots: of the sampler, over all devices.
       itemsize: bytes of an activation.
@@ -142,9 +148,8 @@ def estimate(
       scores: passes of the model over a step's tokens before the updates.
       has_average: whether one more copy of the weights is kept, their moving average.
       cache_tokens: that the sampler's cache has room for, over all devices; 0: all of its slots.
-      num_slices: of TPUs, which `data` is split over.
     """
-    N = num_params(declare(arch))
+    chip, N = network.chip, num_params(declare(arch))
     split = choice.fsdp * choice.tensor
     rows_a_device = choice.rows / (choice.data * choice.fsdp)
     tokens = rows_a_device * row_length / choice.context
@@ -168,7 +173,7 @@ def estimate(
     copies = (1 + (num_micro > 1)) * 4 * N / split
     of_token = 2 * arch.layers * arch.kv_heads * arch.head_dim * itemsize
     groups = choice.data * choice.fsdp * choice.context
-    cached = slots * rollouts.new_tokens + -(-slots // rollouts.samples) * rollouts.prompt_tokens
+    cached = sum(_cached(rollouts, slots))
     cache = (cache_tokens or cached) * of_token / groups / _kv_split(arch, choice.tensor)
     view = itemsize * N / choice.tensor
     memory = {
@@ -195,20 +200,37 @@ def estimate(
     # Each micro-batch reads the weights in every pass, and its gradient is added to the sum.
     read = num_micro * passes.total * itemsize * N / choice.tensor / chip.bandwidth
     summed = num_micro * passes.backward * 3 * 4 * N / split / chip.bandwidth
-    network = Network.of(chip, choice.devices, num_slices)
     waited = num_micro * activations_s(arch, choice, network, passes, tokens, itemsize)
     beside = num_micro * _weights_s(N, choice, network, passes, itemsize)
     update = max(max(products, read) + summed + waited, beside)
     waves = math.ceil(rollouts.count / slots)
     of_group = slots / groups
-    step = max(
-        (view + cache / 2) / chip.bandwidth, 2 * weights * filled(of_group, side) / chip.peak_flops
-    )
+    # Weights are read beside the products; attention and the draw wait for what they read.
+    step = max(view / chip.bandwidth, 2 * weights * filled(of_group, side) / chip.peak_flops)
+    logits = 4 * of_group * arch.vocab_size / choice.tensor
+    step += (cache * mean_share(rollouts, slots) + _LOGITS_PASSES * logits) / chip.bandwidth
     step += (2 * arch.layers + 1) * _summed_s(of_group * arch.width * itemsize, choice, network)
     prefill = 2 * N * rollouts.prompts * rollouts.prompt_tokens / choice.devices
     rollout = waves * rollouts.new_tokens * step + prefill / chip.peak_flops / _EFFICIENCY
     parts = (products, "compute"), (read + summed, "memory"), (max(waited, beside), "network")
     return Estimate(memory, update, rollout, max(parts)[1])
+
+
+def _cached(rollouts: Rollouts, slots: int) -> tuple[int, int]:
+    """Tokens of full slots: their own at their limits, and their prompts."""
+    prompts = -(-slots // rollouts.samples)
+    return slots * rollouts.new_tokens, prompts * rollouts.prompt_tokens
+
+
+def mean_share(rollouts: Rollouts, slots: int) -> float:
+    """Of the keys and values of full slots, those that a step reads on average while completions
+    grow to their limits: all of the prompts, half of the rest.
+
+    >>> mean_share(Rollouts(prompts=2, samples=4, prompt_tokens=8, new_tokens=12), slots=8)
+    0.5714285714285714
+    """
+    own, prompts = _cached(rollouts, slots)
+    return (own / 2 + prompts) / (own + prompts)
 
 
 def choices(num_devices: int, rollouts: Rollouts, row_length: int) -> Iterator[Choice]:
@@ -305,7 +327,7 @@ def _kv_split(arch: Architecture, tensor: int) -> int:
 
 def _summed_s(size: float, choice: Choice, network: Network) -> float:
     """Of a sum over `tensor` of arrays of so many bytes."""
-    return 2 * network.gather_s(size, choice.tensor, choice.apart("tensor"))
+    return 2 * network.gather_s(size, choice.along("tensor"))
 
 
 def activations_s(
@@ -327,17 +349,15 @@ def activations_s(
     sums = (2 * L + 1) * (passes.forward + passes.backward) + L * passes.again
     kv = 2 * arch.kv_heads / _kv_split(arch, choice.tensor) * arch.head_dim * itemsize
     return sums * _summed_s(tokens * arch.width * itemsize, choice, network) + (
-        L
-        * passes.total
-        * network.gather_s(tokens * choice.context * kv, choice.context, choice.apart("context"))
+        L * passes.total * network.gather_s(tokens * choice.context * kv, choice.along("context"))
     )
 
 
 def _weights_s(N: int, choice: Choice, network: Network, passes: Passes, itemsize: int) -> float:
     """Of one micro-batch: weights gathered in every pass, and gradients scattered and summed."""
-    fsdp = choice.fsdp, choice.apart("fsdp")
-    moved = passes.total * network.gather_s(itemsize * N / choice.tensor, *fsdp)
+    fsdp = choice.along("fsdp")
+    moved = passes.total * network.gather_s(itemsize * N / choice.tensor, fsdp)
     of_data = 4 * N / choice.tensor / choice.fsdp
-    summed = network.gather_s(4 * N / choice.tensor, *fsdp)
-    summed += 2 * network.gather_s(of_data, choice.data, choice.apart("data"))
+    summed = network.gather_s(4 * N / choice.tensor, fsdp)
+    summed += 2 * network.gather_s(of_data, choice.along("data"))
     return moved + passes.backward * summed

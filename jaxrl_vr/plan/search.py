@@ -18,8 +18,10 @@ from jaxrl_vr.models.params import is_param
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import architecture, teacher
 from jaxrl_vr.plan.memory import advice_for
+from jaxrl_vr.plan.network import Network
 from jaxrl_vr.plan.report import mesh_text
 from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
+from jaxrl_vr.plan.topology import chip_of, network_of, num_devices
 from jaxrl_vr.sharding import MeshConfig, axis_sizes
 from jaxrl_vr.train.check import Problem, checked_mesh, problems
 from jaxrl_vr.train.config import RunConfig
@@ -50,9 +52,15 @@ class NothingFits(Exception):
 
 
 def ranked(
-    config: RunConfig, stage: RlStage, chip: Chip, num_devices: int, num_slices: int = 1
+    config: RunConfig, stage: RlStage, topology: str, num_slices: int = 1
 ) -> list[tuple[Choice, Estimate]]:
     """Choices that fit by formulas, the fastest first.
+
+    Args:
+      config: of the run.
+      stage: that is planned.
+      topology: of the devices.
+      num_slices: of that topology each.
 
     Raises:
       ValueError: none can run, whatever memory there is.
@@ -60,9 +68,10 @@ def ranked(
     """
     arch, rollouts, row_length = _sizes(config, stage)
     moments = moment_bytes(stage.optimizer, Transformer(arch).declare())
+    chip, count = chip_of(topology), num_devices(topology, num_slices)
     found: list[tuple[Choice, Estimate]] = []
     refused: list[tuple[Choice, list[Problem]]] = []
-    for choice in choices(num_devices, rollouts, row_length):
+    for choice in choices(count, rollouts, row_length):
         if choice.data % num_slices:
             continue  # only data goes between slices
         sizes = {"data": 1, "fsdp": 1, "context": 1, "tensor": 1, **choice.mesh}
@@ -71,9 +80,8 @@ def ranked(
         if wrong:
             refused.append((choice, wrong))
             continue
-        one = _estimate(
-            config, stage, choice, chip, arch, rollouts, row_length, moments, num_slices
-        )
+        network = network_of(topology, choice.sizes, num_slices)
+        one = _estimate(config, stage, choice, network, arch, rollouts, row_length, moments)
         found.append((choice, one))
     if not found and not refused:
         raise ValueError(
@@ -166,16 +174,15 @@ def with_choice(config: RunConfig, stage: RlStage, choice: Choice) -> RunConfig:
 def roofline_plan(
     config: RunConfig,
     stage: RlStage,
-    chip: Chip,
     topology: str,
-    num_devices: int,
     num_slices: int = 1,
 ) -> dict[str, Any]:
     """A plan by formulas alone, of the config as it is."""
+    chip, count = chip_of(topology), num_devices(topology, num_slices)
     arch, rollouts, row_length = _sizes(config, stage)
 
     def abstract_mesh() -> AbstractMesh:
-        sizes = axis_sizes(config.mesh, num_devices)
+        sizes = axis_sizes(config.mesh, count)
         return AbstractMesh(tuple(sizes.values()), tuple(sizes))
 
     sizes = checked_mesh(config, arch, abstract_mesh).shape
@@ -189,9 +196,8 @@ def roofline_plan(
     )
 
     def estimated(choice: Choice) -> Estimate:
-        return _estimate(
-            config, stage, choice, chip, arch, rollouts, row_length, moments, num_slices
-        )
+        network = network_of(topology, choice.sizes, num_slices)
+        return _estimate(config, stage, choice, network, arch, rollouts, row_length, moments)
 
     moments = moment_bytes(stage.optimizer, Transformer(arch).declare())
     found = estimated(choice)
@@ -206,7 +212,7 @@ def roofline_plan(
         "plan": "roofline estimate, nothing was compiled",
         "model": arch.family,
         "topology": topology,
-        "devices": num_devices,
+        "devices": count,
         "mesh": choice.mesh,
         "rows": choice.rows,
         "row_length": row_length,
@@ -251,18 +257,17 @@ def _estimate(
     config: RunConfig,
     stage: RlStage,
     choice: Choice,
-    chip: Chip,
+    network: Network,
     arch: Architecture,
     rollouts: Rollouts,
     row_length: int,
     moments: int,
-    num_slices: int,
 ) -> Estimate:
     return estimate(
         arch,
         rollouts,
         choice,
-        chip,
+        network,
         row_length=row_length,
         slots=config.engine.slots,
         itemsize=2 if config.model.dtype == "bfloat16" else 4,
@@ -273,7 +278,6 @@ def _estimate(
         scores=stage.num_scores + (stage.critic is not None),
         has_average=stage.ema is not None,
         cache_tokens=config.engine.cache_tokens,
-        num_slices=num_slices,
     )
 
 

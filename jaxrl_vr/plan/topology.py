@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import importlib.util
+import itertools
 import math
 import os
 import re
@@ -14,8 +17,9 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType
 
-from jaxrl_vr.metrics.chips import CHIPS, Chip
-from jaxrl_vr.sharding import MESH_AXES, MeshConfig, axis_sizes, make_mesh
+from jaxrl_vr.metrics.chips import CHIPS, KINDS, Chip
+from jaxrl_vr.plan.network import Network
+from jaxrl_vr.sharding import MESH_AXES, MeshConfig, axis_sizes, make_mesh, placed_devices
 
 NO_LIBTPU = 'libtpu is not installed: pip install "jax[tpu]"'
 _MOST_DEVICES = 2**17
@@ -179,8 +183,7 @@ def mesh_of(config: MeshConfig, found: Sequence[Any], num_slices: int) -> jax.sh
     if num_slices == 1:
         return make_mesh(config, found)
     sizes = _sizes_over(config, len(found), num_slices)
-    by_slice = sorted(found, key=lambda device: device.slice_index)
-    devices = np.array(by_slice).reshape(tuple(sizes.values()))
+    devices = _by_slice(tuple(sizes.values()), found)
     return jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
@@ -192,6 +195,60 @@ def _sizes_over(config: MeshConfig, number: int, num_slices: int) -> dict[str, i
             f"network between slices; set mesh.data to a multiple of {num_slices}"
         )
     return sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """A device of a topology, as far as a mesh looks at it; libtpu is not asked.
+
+    Attributes:
+      device_kind: as jax names it.
+      slice_index: of its slice.
+      coords: of its chip in the slice.
+      core_on_chip: which of the chip's devices it is.
+    """
+
+    device_kind: str
+    slice_index: int
+    coords: tuple[int, int, int]
+    core_on_chip: int
+    platform: str = "tpu"
+
+
+def places(topology: str, num_slices: int = 1) -> list[Place]:
+    """All devices of a TPU topology, slice by slice."""
+    chip = chip_of(topology)
+    kind = next(kind for kind, name in KINDS.items() if name == chip.name)
+    x, y, z, *_ = (*_sizes(topology.split(":")[1]), 1)
+    everywhere = itertools.product(*map(range, (num_slices, z, y, x, chip.devices)))
+    return [Place(kind, of, (a, b, c), core) for of, c, b, a, core in everywhere]
+
+
+@functools.cache
+def network_of(topology: str, mesh: tuple[int, ...], num_slices: int = 1) -> Network:
+    """What joins the devices of a mesh that is laid over a topology.
+
+    Args:
+      topology: of TPUs or GPUs.
+      mesh: sizes of `MESH_AXES`.
+      num_slices: of that topology each.
+    """
+    chip = chip_of(topology)
+    if chip.is_gpu:
+        return Network.of(chip, math.prod(mesh))
+    found = places(topology, num_slices)
+    try:
+        laid = placed_devices(mesh, found) if num_slices == 1 else _by_slice(mesh, found)
+    except TypeError:
+        # Which is what jax ends with where it finds no place for an axis.
+        return Network.of(chip, len(found), num_slices)
+    return Network.of_placed(chip, laid.reshape(-1).tolist())
+
+
+def _by_slice(shape: Sequence[int], found: Sequence[Any]) -> np.ndarray:
+    devices = np.empty(len(found), object)
+    devices[:] = sorted(found, key=lambda device: device.slice_index)
+    return devices.reshape(shape)
 
 
 def _sizes(shape: str) -> list[int]:

@@ -4,6 +4,7 @@ formulas, and through the command line."""
 import dataclasses
 import json
 import re
+import types
 
 import jax
 import pytest
@@ -18,6 +19,7 @@ from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params
 from jaxrl_vr.models.params import declare
 from jaxrl_vr.plan import plan as plan_module
 from jaxrl_vr.plan import topology as topology_module
+from jaxrl_vr.plan.network import Network
 from jaxrl_vr.plan.plan import plan
 from jaxrl_vr.plan.report import axes_of, table
 from jaxrl_vr.plan.roofline import Choice, estimate
@@ -26,6 +28,7 @@ from jaxrl_vr.plan.topology import mesh_of, num_devices
 from jaxrl_vr.sharding import MeshConfig, axis_sizes, make_mesh
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.limits import Rollouts
+from jaxrl_vr.train.stages import SamplingConfig
 from jaxrl_vr.train.update import Learner
 
 
@@ -119,6 +122,19 @@ def test_a_plan_says_how_long_and_what_bounds_it(config_file, on_cpu):
 # By formulas
 
 
+@pytest.mark.parametrize("tokens, pages", [(512, 0), (2048, 0), (4096, 8), (8192, 24)])
+def test_a_chunk_of_a_prompt_comes_behind_the_pages_of_those_before(tokens, pages):
+    """Chunks of 2,048 tokens are 16 pages of 128: none, 16, 32 and 48 before the four of 8,192."""
+    sizes = types.SimpleNamespace(prefill_tokens=2048, page_tokens=128)
+    assert plan_module.pages_before(tokens, sizes) == pages
+
+
+@pytest.mark.parametrize("more, runs", [({}, "plain"), ({"top_k": 5}, "sorted")])
+def test_the_vocabulary_is_sorted_where_it_is_cut(more, runs):
+    branch = plan_module.branch_of(SamplingConfig(max_new_tokens=8, **more))
+    assert branch(["plain", "sorted"], key={"plain": 1, "sorted": 9}.get) == runs
+
+
 def test_a_gpu_is_planned_by_formulas(config_file, capsys):
     text = call(capsys, "plan", config_file, "--topology", "h100:8")
     assert "on h100:8 (fsdp = 8): fits" in text
@@ -156,7 +172,7 @@ def test_memory_and_time_of_an_update_by_formulas(remat, kept):
     N, tokens, rollouts = 1944, 2 * 32, Rollouts(4, 4, 12, 20)
     chip = dataclasses.replace(CHIPS["v5e"], peak_flops=1e12, bandwidth=1e6)
     found = estimate(
-        *(arch, rollouts, Choice(1, 2, 1, 1, 4, remat), chip),
+        *(arch, rollouts, Choice(1, 2, 1, 1, 4, remat), Network.of(chip, 2)),
         **dict(row_length=32, slots=4, itemsize=2, moment_bytes=8 * N),
     )
     at_work = 3 * tokens * 2 * (4 * 8 + 3 * 8 + 2 * 8 + 4 * 16)
@@ -178,7 +194,7 @@ def test_formulas_count_the_moments_of_the_optimizer(config_file):
     def memory(*overrides):
         config = load(RunConfig, [config_file], overrides)
         stage = plan_module.rl_stage(config, None)
-        return ranked(config, stage, CHIPS["v5e"], 1)[0][1].memory
+        return ranked(config, stage, "v5e:1x1")[0][1].memory
 
     at = "stages.rl.optimizer"
     plain = memory()
@@ -204,7 +220,7 @@ def test_an_average_is_one_more_copy_by_formulas(config_file):
     for overrides in ([], ["stages.rl.ema={ decay = 0.9 }"]):
         config = load(RunConfig, [config_file], overrides)
         stage = plan_module.rl_stage(config, None)
-        plan_of_it = roofline_plan(config, stage, CHIPS["h100"], "h100:8", 8)
+        plan_of_it = roofline_plan(config, stage, "h100:8")
         found.append(plan_of_it["memory"])
     without, with_it = found
     assert without["average"] == 0 and with_it["average"] == with_it["parameters"]

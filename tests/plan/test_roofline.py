@@ -19,6 +19,7 @@ from jaxrl_vr.plan.network import Network
 from jaxrl_vr.plan.plan import rl_stage
 from jaxrl_vr.plan.roofline import Choice, Passes, activations_s, estimate, padded_weights
 from jaxrl_vr.plan.search import ranked, roofline_plan
+from jaxrl_vr.plan.topology import network_of
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.limits import Rollouts
 
@@ -52,7 +53,7 @@ def test_a_head_smaller_than_the_unit_attends_as_long_as_one_that_fills_it():
     T = 65_536
     chip = dataclasses.replace(CHIPS["v5e"], bandwidth=1e30)
     found = estimate(
-        *(SMALL, Rollouts(1, 1, T - 20, 20), Choice(1, 1, 1, 1, 1, "none"), chip),
+        *(SMALL, Rollouts(1, 1, T - 20, 20), Choice(1, 1, 1, 1, 1, "none"), Network.of(chip, 1)),
         **dict(row_length=T, slots=1, itemsize=2, moment_bytes=0),
     )
     weights = 128 * (3 * (2 * 128 + 2 * 128 + 3 * 128) + 128)
@@ -65,7 +66,7 @@ def test_a_critic_doubles_an_update_whatever_bounds_it(limit):
     # Products, reads and exchanges, of its weights as of the policy's.
     rates = dict.fromkeys(("peak_flops", "bandwidth", "axis_bandwidth", "dcn_bandwidth"), 1e30)
     chip = dataclasses.replace(CHIPS["v5e"], **{**rates, limit: 1e9})
-    laid_out = SMALL, Rollouts(1, 1, 44, 20), Choice(1, 4, 1, 2, 4, "block"), chip
+    laid_out = SMALL, Rollouts(1, 1, 44, 20), Choice(1, 4, 1, 2, 4, "block"), Network.of(chip, 8)
     sizes = dict(row_length=64, slots=1, itemsize=2, moment_bytes=0)
     alone, beside = (estimate(*laid_out, **sizes, critic_bytes=n).update_s for n in (0, 1))
     assert alone > 0 and beside == pytest.approx(2 * alone)
@@ -90,7 +91,7 @@ def test_sums_over_tensor_are_waited_for_and_gathers_over_fsdp_are_not():
 
     def update(choice):
         return estimate(
-            *(SMALL, Rollouts(1, 2, 12, 20), choice, chip),
+            *(SMALL, Rollouts(1, 2, 12, 20), choice, Network.of(chip, 2)),
             **dict(row_length=32, slots=2, itemsize=2, moment_bytes=0),
         )
 
@@ -117,18 +118,41 @@ def test_what_is_waited_for_is_what_the_compiler_exchanges(name, choice, axis):
     compiled = sum(float(time) / (1000 if milli else 1) for time, milli in times)
     arch, length = architecture(config), stage.row_length(config.model.max_length)
     tokens = choice.rows * length / choice.data / choice.fsdp / choice.context
-    chip = CHIPS[re.search(r"_(v\d[ep])-", name)[1]]
+    topology = re.search(r" on (\S+) ", text)[1]
     passes = Passes.of("block", updates=1, scores=0)
-    network = Network.of(chip, choice.devices)
+    network = network_of(topology, choice.sizes)
     rows = Rollouts.of(stage, config.model.max_length).num_rows(length)
     seconds = rows // choice.rows * activations_s(arch, choice, network, passes, tokens, 2)
     assert seconds == pytest.approx(compiled, rel=0.02) and compiled > 0.9
 
 
+@pytest.mark.parametrize("limit", ["bandwidth", "peak_flops"])
+def test_a_decode_step_reads_weights_keys_and_logits(limit):
+    """By hand, two prompts of 8 tokens with four samples of 12 each, all at once on one device."""
+    rates = {"bandwidth": 1e30, "peak_flops": 1e30, limit: 1e6}
+    chip = dataclasses.replace(CHIPS["v5e"], **rates)
+    found = estimate(
+        *(SMALL, Rollouts(2, 4, 8, 12), Choice(1, 1, 1, 1, 1, "none"), Network.of(chip, 1)),
+        **dict(row_length=32, slots=8, itemsize=2, moment_bytes=0),
+    )
+    N = num_params(declare(SMALL))
+    # A token takes 3 layers x one head of 4 x keys and values x 2 bytes. On average half of a
+    # completion is there, and both prompts are.
+    cache = (8 * 12 / 2 + 2 * 8) * 3 * 4 * 2 * 2
+    # 8 x 10 logits of 4 bytes: written, read for their peak and for their sums.
+    logits = 3 * 8 * 10 * 4
+    # Products of 8 rows take as long as 128.
+    products = 2 * 128 * padded_weights(SMALL, 1, 128)
+    prefill = 2 * N * 2 * 8 / 0.6
+    by_limit = {"bandwidth": 12 * (2 * N + cache + logits), "peak_flops": 12 * products + prefill}
+    assert found.rollout_s == pytest.approx(by_limit[limit] / 1e6)
+
+
 def test_keys_and_values_that_do_not_divide_are_on_every_device():
+    network = Network.of(CHIPS["v5e"], 2)
     memory = [
         estimate(
-            *(SMALL, Rollouts(4, 4, 12, 20), Choice(1, 1, 1, tensor, 4, "block"), CHIPS["v5e"]),
+            *(SMALL, Rollouts(4, 4, 12, 20), Choice(1, 1, 1, tensor, 4, "block"), network),
             **dict(row_length=32, slots=16, itemsize=2, moment_bytes=0),
         ).memory["kv_cache"]
         for tensor in (1, 2)
@@ -140,7 +164,7 @@ def test_keys_and_values_that_do_not_divide_are_on_every_device():
 def test_a_small_model_is_split_over_fsdp_before_tensor():
     """Compiled as well, 8 chips of `fsdp` are the fastest for Qwen2.5-1.5B."""
     config, stage = shipped(QWEN)
-    found = ranked(config, stage, CHIPS["v5e"], 8)
+    found = ranked(config, stage, "v5e:2x4")
     first = {}
     for choice, one in found:
         first.setdefault(tuple(choice.mesh.items()), one)
@@ -156,8 +180,8 @@ def updates_over_hosts(choice, chip="h100", num_slices=1):
         CHIPS[chip], bandwidth=1e30, peak_flops=1e30, axis_bandwidth=1e30, dcn_bandwidth=1e3
     )
     return estimate(
-        *(SMALL, Rollouts(16, 1, 12, 20), choice, chip),
-        **dict(row_length=32, slots=16, itemsize=2, moment_bytes=0, num_slices=num_slices),
+        *(SMALL, Rollouts(16, 1, 12, 20), choice, Network.of(chip, choice.devices, num_slices)),
+        **dict(row_length=32, slots=16, itemsize=2, moment_bytes=0),
     ).update_s
 
 
@@ -187,7 +211,7 @@ def test_slices_exchange_gradients_over_the_hosts_network():
 
 def test_a_search_over_slices_has_data_over_them():
     config, stage = shipped(QWEN)
-    found = ranked(config, stage, CHIPS["v5e"], 16, num_slices=2)
+    found = ranked(config, stage, "v5e:2x4", num_slices=2)
     assert found and all(choice.data % 2 == 0 for choice, _ in found)
 
 
@@ -233,7 +257,7 @@ GPU = ROOT / "configs" / "gpu" / "qwen2.5_7b_h100-8_grpo.toml"
 def test_what_does_not_fit_by_formulas_is_told_what_would(overrides, advice, followed):
     def plan_of(*more):
         config = load(RunConfig, [GPU], [*overrides, *more])
-        return roofline_plan(config, rl_stage(config, None), CHIPS["h100"], "h100:8", 8)
+        return roofline_plan(config, rl_stage(config, None), "h100:8")
 
     found = plan_of()
     assert not found["fits"] and found["advice"] == advice

@@ -8,7 +8,6 @@ from inprocess import call
 from planned import CONFIG
 
 from jaxrl_vr.config import load
-from jaxrl_vr.metrics.chips import CHIPS
 from jaxrl_vr.plan import command
 from jaxrl_vr.plan import plan as plan_module
 from jaxrl_vr.plan.roofline import Choice
@@ -20,7 +19,7 @@ from jaxrl_vr.train.config import RunConfig
 def test_choices_are_ranked_and_all_of_them_work(config_file):
     config = load(RunConfig, [config_file], [])
     stage = plan_module.rl_stage(config, None)
-    found = ranked(config, stage, CHIPS["v5e"], 8)
+    found = ranked(config, stage, "v5e:2x4")
     times = [one.step_s for _, one in found]
     assert times == sorted(times) and len(found) > 10
     assert {choice.devices for choice, _ in found} == {8}
@@ -94,7 +93,7 @@ def test_a_search_prints_the_plans_that_fit_or_why_none_does(
 ):
     def compile_it(config, topology, **_):
         stage = plan_module.rl_stage(config, None)
-        return {**roofline_plan(config, stage, CHIPS["v5e"], topology, 8), "fits": fits}
+        return {**roofline_plan(config, stage, topology), "fits": fits}
 
     monkeypatch.setattr(command, "plan", compile_it)
     args = "plan", config_file, "--topology", "v5e:2x4", "--search"
@@ -166,13 +165,13 @@ def test_more_slices_than_rows_are_said(config_file):
     stage = plan_module.rl_stage(config, None)
     says = r"--num-slices 4: a step of stage rl fills [12] rows, .* raise stages\.rl\.prompts"
     with pytest.raises(ValueError, match=says):
-        ranked(config, stage, CHIPS["v5e"], 32, num_slices=4)
+        ranked(config, stage, "v5e:2x4", num_slices=4)
 
 
 def test_a_large_model_is_split(config_file):
     large = ["model.width=8192", "model.heads=64", "model.layers=64", "model.ffn=28672"]
     config = load(RunConfig, [config_file], large)
     stage = plan_module.rl_stage(config, None)
-    found = ranked(config, stage, CHIPS["v5p"], 64)
+    found = ranked(config, stage, "v5p:4x4x4")
     assert found and all(choice.fsdp * choice.tensor >= 16 for choice, _ in found)
     assert Choice(2, 2, 1, 2, 8, "none").mesh == {"data": 2, "fsdp": 2, "tensor": 2}

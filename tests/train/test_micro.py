@@ -4,15 +4,16 @@ import json
 import types
 
 import jax
+import numpy as np
 import pytest
 from inprocess import call, config, rl, sft, train
 
 from jaxrl_vr.config import load
-from jaxrl_vr.rollout.batch import Shape
+from jaxrl_vr.rollout.batch import Shape, Trajectory, build
 from jaxrl_vr.sharding import MeshConfig, make_mesh
 from jaxrl_vr.train import micro, policy
 from jaxrl_vr.train.config import RunConfig
-from jaxrl_vr.train.micro import NoRowFits, micro_shape
+from jaxrl_vr.train.micro import NoRowFits, micro_shape, shape_of
 from jaxrl_vr.train.policy import stage_shape
 from jaxrl_vr.train.stages import Micro
 from jaxrl_vr.train.update import Learner
@@ -192,3 +193,35 @@ def test_a_resumed_run_keeps_what_was_found(tmp_path, monkeypatch):
     ctx.mesh = make_mesh(MeshConfig(data=4), jax.devices()[:4])
     assert stage_shape(ctx, stage, learner=None) == Shape(16, 12, parts=4)
     assert json.loads((tmp_path / "micro.json").read_text()) == {"rows": 12, "row_length": 16}
+
+
+def groups_of(rng):
+    """Prompts, each with its samples, of lengths that differ from step to step."""
+    samples, prompt, answer = rng.integers(1, 9), rng.integers(1, 60), rng.integers(1, 60)
+    for group in range(rng.integers(1, 33)):
+        asked = rng.integers(0, 1000, prompt)
+        for _ in range(samples):
+            ids = np.append(asked, rng.integers(0, 1000, rng.integers(1, answer + 1)))
+            yield Trajectory(ids, np.arange(len(ids)) >= prompt, group=group)
+
+
+def test_few_programs_are_compiled_for_the_distinct_tokens_of_many_steps():
+    """One for each sixteenth of a part up to twelve, and one for all tokens."""
+    stage = types.SimpleNamespace(name="rl", micro=Micro(rows=8))
+    mesh = make_mesh(MeshConfig(data=2, fsdp=2), jax.devices()[:4])
+    shape = shape_of(stage, 128, 8, mesh)
+    of_part = 8 * 128 // 4
+    rng = np.random.default_rng(0)
+    sizes: dict[int, set[int | None]] = {}
+    for _ in range(400):
+        every = list(groups_of(rng))
+        batch = build(every, np.ones(len(every)), shape)
+        distinct = None if batch.distinct_place is None else batch.distinct_place.shape[2]
+        sizes.setdefault(len(batch.tokens), set()).add(distinct)
+    # Micro-batches are of few numbers too.
+    assert set(sizes) == {1, 2, 4, 8, 16, 32}
+    for found in sizes.values():
+        shared = found - {None}
+        assert all(16 * size % of_part == 0 for size in shared) and len(shared) <= 12
+    # These steps are different enough to want all of them, where few rows hold them.
+    assert sizes[1] == {None, *(sixteenths * of_part // 16 for sixteenths in range(1, 13))}
