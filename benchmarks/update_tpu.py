@@ -1,9 +1,10 @@
 """An optimizer step by the TPU's compiler: memory, products, exchanges; nothing runs.
 
     python -m benchmarks.update_tpu [--config CONFIG] [--topology v5e:4x4] [--remat block]
-        [--lengths 8192 16384 32768]
+        [--lengths 8192 16384 32768] [--distinct 12 8]
 
-prints a JSON line for the update of a config's RL stage with all its rows, and one for a
+prints a JSON line for the update of a config's RL stage with all its rows, one for the same where
+so many sixteenths of the tokens are distinct and the others are computed once, and one for a
 micro-batch of each of the lengths. A line has the bytes of a device (arguments, temporaries, in
 all), the products and their ratio to the model's own (6 N a token, and attention three times), what
 goes between devices along `fsdp` in a micro-batch beside one copy of the gathered weights, and the
@@ -60,10 +61,14 @@ def forbidden(text: str, length: int, rows: int, vocab: int, tensor: int) -> lis
     return sorted(found)
 
 
-def measured(update: Update, shape: Shape, model: Transformer, mesh: Any, topology: str) -> Any:
-    """The line of one shape."""
+def measured(
+    update: Update, shape: Shape, sixteenths: int, model: Transformer, mesh: Any, topology: str
+) -> Any:
+    """The line of one shape; with all its sixteenths of the tokens, no distinct ones are looked
+    for."""
     chip = chip_of(topology)
-    program = update.lower(shape).compile()
+    distinct = shape.tokens // (shape.parts or 1) * sixteenths // 16 if sixteenths < 16 else 0
+    program = update.lower(shape, distinct).compile()
     text = program.as_text()
     read = Program(text)
     arch, N = model.arch, num_params(model.declare())
@@ -91,6 +96,7 @@ def measured(update: Update, shape: Shape, model: Transformer, mesh: Any, topolo
         "row_length": shape.row_length,
         "rows": shape.rows,
         "micro_batches": num_micro,
+        "distinct_sixteenths": sixteenths,
         **memory_of(program),
         "device_bytes": bytes_of(program.memory_analysis()),
         "chip_bytes": chip.memory_bytes,
@@ -115,6 +121,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--remat", nargs="+", choices=get_args(Remat), help="instead of the config's"
     )
     parser.add_argument("--lengths", type=positive, nargs="*", default=[], help="of rows")
+    parser.add_argument(
+        "--distinct",
+        type=int,
+        choices=range(1, 16),
+        nargs="*",
+        default=[],
+        help="sixteenths of the tokens that repeat no other",
+    )
     args = parser.parse_args(argv)
     if not has_libtpu():
         print(json.dumps({"benchmark": "update_tpu", "skipped": NO_LIBTPU}))
@@ -128,13 +142,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         update = update_of(stage, model, mesh, learner_of(stage, model, mesh))
         rows = stage.micro.rows
         assert rows != "auto", "the config names its rows"
-        shapes = [(update, Shape(stage.row_length(model.max_length), rows))]
         least = mesh.shape["data"] * mesh.shape["fsdp"]
+        whole = Shape(stage.row_length(model.max_length), rows, least)
         one = dataclasses.replace(update, num_rows=least)
-        shapes += [(one, Shape(length, least)) for length in args.lengths]
-        for of_shape, shape in shapes:
+        shapes = [(update, whole, sixteenths) for sixteenths in (16, *args.distinct)]
+        shapes += [(one, Shape(length, least, least), 16) for length in args.lengths]
+        for of_shape, shape, sixteenths in shapes:
             try:
-                line = measured(of_shape, shape, model, mesh, args.topology)
+                line = measured(of_shape, shape, sixteenths, model, mesh, args.topology)
             except jax.errors.JaxRuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -144,6 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     "remat": remat,
                     "row_length": shape.row_length,
                     "rows": shape.rows,
+                    "distinct_sixteenths": sixteenths,
                     "refused": str(error).splitlines()[0],
                 }
             print(json.dumps(line), flush=True)

@@ -226,13 +226,16 @@ def few(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def abstract_batch(num_micro: int, shape: Shape, optional: Collection[str] = ()) -> Batch:
+def abstract_batch(
+    num_micro: int, shape: Shape, optional: Collection[str] = (), distinct: int = 0
+) -> Batch:
     """Shapes of an optimizer step's arrays.
 
     Args:
       num_micro: M.
       shape: of a micro-batch.
       optional: names of the optional arrays that are there, of those beside the distinct tokens'.
+      distinct: U, distinct tokens of each of the shape's parts; 0: none is looked for.
     """
     dtypes: dict[str, Any] = dict.fromkeys(
         ("tokens", "positions", "segment_ids", "version"), jnp.int32
@@ -246,7 +249,15 @@ def abstract_batch(num_micro: int, shape: Shape, optional: Collection[str] = ())
         size = num_micro, shape.rows, shape.row_length
         return jax.ShapeDtypeStruct(size, dtypes.get(name, jnp.float32))
 
-    return Batch(**{f.name: array(f.name) for f in dataclasses.fields(Batch)})
+    batch = Batch(**{f.name: array(f.name) for f in dataclasses.fields(Batch)})
+    if not distinct:
+        return batch
+    assert shape.parts is not None, "tokens are distinct within a part"
+    return dataclasses.replace(
+        batch,
+        distinct_place=jax.ShapeDtypeStruct((num_micro, shape.parts, distinct), jnp.int32),
+        distinct_token=batch.tokens,
+    )
 
 
 def unpack(array: np.ndarray, trajectories: Sequence[Trajectory], shape: Shape) -> list[np.ndarray]:

@@ -76,9 +76,10 @@ class Update:
         """Micro-batches of this shape, as batches are built: of few sizes."""
         return few(math.ceil(self.num_rows / shape.rows))
 
-    def lower(self, shape: Shape) -> Any:
-        """The program of all rows in micro-batches of this shape, lowered."""
-        batch = abstract_batch(self.num_micro(shape), shape, self.optional)
+    def lower(self, shape: Shape, distinct: int = 0) -> Any:
+        """The program of all rows in micro-batches of this shape, lowered; `distinct` as
+        `abstract_batch` has it."""
+        batch = abstract_batch(self.num_micro(shape), shape, self.optional, distinct)
         policy = dataclasses.replace(self.state, critic=None)
         rates = Rates(1e-6, 1.0, None if policy.ema is None else 0.999)
         return self.learner.lower(policy, batch, self.numbers, rates)

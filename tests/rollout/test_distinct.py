@@ -1,11 +1,12 @@
 """Tokens of packed rows that repeat others, with all that stands before them."""
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_vr.rollout.batch import Shape, Trajectory, build, pack, unpack
+from jaxrl_vr.rollout.batch import Shape, Trajectory, abstract_batch, build, pack, unpack
 from jaxrl_vr.rollout.distinct import distinct_tokens
 
 # Few different tokens, so that prefixes are often alike.
@@ -96,6 +97,17 @@ def test_a_prompt_of_a_group_by_hand():
     place, token = distinct_tokens(tokens, segments, 2)
     assert place.tolist() == [[[7, 0, 1, 2, 3, 6], [1, 0, 0, 0, 0, 0]]]
     assert token.tolist() == [[[1, 2, 3, 4], [1, 2, 5, 0], [1, 0, 0, 0], [0, 0, 0, 0]]]
+
+
+def test_the_abstract_batch_is_that_of_the_built_one():
+    every = trajectories([[1, 2, 3, 4, n] for n in range(6)])
+    shape = Shape(10, 4, parts=2)
+    batch = build(every, np.ones(6), shape)
+    size = batch.distinct_place.shape[-1]
+    assert size < shape.tokens // shape.parts
+    expected = jax.tree.map(lambda a: (a.shape, a.dtype), batch)
+    found = abstract_batch(len(batch.tokens), shape, distinct=size)
+    assert jax.tree.map(lambda a: (a.shape, a.dtype), found) == expected
 
 
 def test_nothing_is_gained_where_no_token_repeats():
