@@ -121,9 +121,20 @@ def axis_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
 
 
 def placed_devices(shape: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
-    """Devices of one slice in the order of a mesh of this shape, by where they are."""
-    # An axis may take part of one of the network's: 8 of the 16 chips of a side.
-    return create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    """Devices of one slice in the order of a mesh of this shape, by where they are.
+
+    Raises:
+      ValueError: an axis finds no place among them.
+    """
+    try:
+        # An axis may take part of one of the network's: 8 of the 16 chips of a side.
+        return create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    except (NotImplementedError, TypeError) as error:
+        axes = " x ".join(f"{name} {size}" for name, size in zip(MESH_AXES, shape, strict=True))
+        raise ValueError(
+            f"mesh: {axes} finds no place on {len(devices)} devices of {devices[0].device_kind}; "
+            "choose sizes that divide the sides of the slice"
+        ) from error
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:

@@ -9,9 +9,9 @@ together. A side of a slice is a ring only where it wraps around:
 - of v5p and 7x every side of a slice of whole cubes of 4 x 4 x 4; smaller ones have no such links
   (https://cloud.google.com/tpu/docs/v5p).
 
-Devices that make up a block of several sides are a ring as well, for there is a way through them
-and back to the first, which is how `jax.experimental.mesh_utils` puts 8 devices of v5e or v5p in
-order. The others are a line: what its end takes in comes over one link.
+Devices that make up a block of several sides, one of them even, are a ring as well, for there is a
+way through them and back to the first, which is how `jax.experimental.mesh_utils` puts 8 devices of
+v5e or v5p in order. The others are a line: what its end takes in comes over one link.
 
 Every formula is of a bandwidth; what a transfer costs however small it is has no price here, and
 neither has what other groups send over the same links.
@@ -20,6 +20,7 @@ neither has what other groups send over the same links.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -39,20 +40,18 @@ class Network:
     Attributes:
       chip: of the devices.
       island: devices that the fast network joins: a slice of TPUs, a host of GPUs.
-      devices: of the run.
       coords: [devices, sides] int, chips of TPUs in their slices; None: not known, and then more
         than two chips count as a ring.
     """
 
     chip: Chip
     island: int
-    devices: int
     coords: np.ndarray | None = None
 
     @classmethod
     def of(cls, chip: Chip, devices: int, num_slices: int = 1) -> Network:
         """That of so many devices, of TPUs in so many slices."""
-        return cls(chip, chip.host_devices or devices // num_slices, devices)
+        return cls(chip, chip.host_devices or devices // num_slices)
 
     @classmethod
     def of_placed(cls, chip: Chip, devices: Sequence[Any]) -> Network:
@@ -72,13 +71,16 @@ class Network:
 
         Args:
           size: bytes of the whole.
-          devices: that exchange, by their numbers, as many of each island.
+          devices: that exchange, by their numbers.
         """
-        inside = self._inside(devices)
-        n, islands = len(inside), len(devices) // len(inside)
-        within = size * (n - 1) / n / self._bandwidth(inside)
-        across = size * (islands - 1) / islands / (n * self.chip.dcn_bandwidth)
-        return max(within, across)
+
+        def seconds(inside: tuple[int, ...]) -> float:
+            n = len(inside)
+            within = size * (n - 1) / n / self._bandwidth(inside)
+            across = size * (1 - n / len(devices)) / (n * self.chip.dcn_bandwidth)
+            return max(within, across)
+
+        return max(map(seconds, self._by_island(devices)))
 
     def shift_s(self, size: float, devices: Sequence[int]) -> float:
         """Seconds until each of these devices has handed an array to its next, round the ring.
@@ -89,21 +91,30 @@ class Network:
           size: bytes of the array.
           devices: that exchange, by their numbers.
         """
-        inside = self._inside(devices)
-        if len(inside) < len(devices):
+        if len(self._by_island(devices)) > 1:
             return size / self.chip.dcn_bandwidth
-        return size / self._bandwidth(inside) if len(inside) > 1 else 0.0
+        return size / self._bandwidth(tuple(devices)) if len(devices) > 1 else 0.0
 
-    def _inside(self, devices: Sequence[int]) -> Sequence[int]:
-        """Those of the first one's island."""
-        first = devices[0] // self.island
-        return [device for device in devices if device // self.island == first]
+    def _by_island(self, devices: Sequence[int]) -> list[tuple[int, ...]]:
+        """Those of each island."""
+        islands: dict[int, list[int]] = {}
+        for device in devices:
+            islands.setdefault(device // self.island, []).append(device)
+        return [tuple(inside) for inside in islands.values()]
 
-    def _bandwidth(self, devices: Sequence[int]) -> float:
+    def _bandwidth(self, devices: tuple[int, ...]) -> float:
         """Within an island."""
-        return self.chip.axis_bandwidth / (2 if self._is_line(devices) else 1)
+        if devices not in self._bandwidths:
+            lines = 2 if self._is_line(devices) else 1
+            self._bandwidths[devices] = self.chip.axis_bandwidth / lines
+        return self._bandwidths[devices]
 
-    def _is_line(self, devices: Sequence[int]) -> bool:
+    @functools.cached_property
+    def _bandwidths(self) -> dict[tuple[int, ...], float]:
+        """By devices: a search asks for the same ones for every size of micro-batches."""
+        return {}
+
+    def _is_line(self, devices: tuple[int, ...]) -> bool:
         """Whether no way leads through their chips and over another link back to the first. Between
         the devices of one chip there are none of these links."""
         if self.chip.is_gpu:
@@ -117,13 +128,13 @@ class Network:
             return not self._wraps[side] or len(chips) < self._sides[side]
         return math.prod(along.values()) > len(chips)
 
-    @property
+    @functools.cached_property
     def _sides(self) -> list[int]:
         """Chips along each side of a slice."""
         assert self.coords is not None, "where chips are is not known"
         return (self.coords.max(0) - self.coords.min(0) + 1).tolist()
 
-    @property
+    @functools.cached_property
     def _wraps(self) -> list[bool]:
         """Of each side, whether a link joins its ends."""
         sides = self._sides

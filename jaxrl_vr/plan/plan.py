@@ -188,7 +188,10 @@ def planned(
     waves = -(-rollouts.count // lowered.sizes.slots)
     # The program is of completions at their limits, to which they grow.
     unread = by_kernels * (1 - mean_share(rollouts, lowered.sizes.slots)) / chip.bandwidth
-    rollout_s = waves * rollouts.new_tokens / steps * (decode.seconds - unread)
+    chunk_s = max(
+        decode.compiled_s - unread, decode.memory_s - unread, decode.network_s, decode.compute_s
+    )
+    rollout_s = waves * rollouts.new_tokens / steps * chunk_s
     width = lowered.sizes.prefill_tokens
     prefills = -(-rollouts.prompts * rollouts.prompt_tokens // (width * parts))
     rollout_s += prefills * programs["prefill"].seconds
@@ -275,7 +278,11 @@ def pages_before(prompt_tokens: int, sizes: Sizes) -> int:
 
 
 def branch_of(sampling: SamplingConfig) -> Callable[..., str]:
-    """Of a decode step's branches the one that runs: the vocabulary is searched only to cut it."""
+    """Of a decode step's branches the one that runs: the vocabulary is searched only to cut it.
+
+    Where plain XLA attends the cache, a prompt of more than eight samples has a branch as well, and
+    is chosen alike though it does not depend on sampling.
+    """
     return _longest if sampling.cuts else _shortest
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
 
 from jaxrl_vr.metrics.chips import Chip
 from jaxrl_vr.models.architecture import Architecture
@@ -21,8 +20,8 @@ from jaxrl_vr.plan.memory import advice_for
 from jaxrl_vr.plan.network import Network
 from jaxrl_vr.plan.report import mesh_text
 from jaxrl_vr.plan.roofline import Choice, Estimate, choices, estimate
-from jaxrl_vr.plan.topology import chip_of, network_of, num_devices
-from jaxrl_vr.sharding import MeshConfig, axis_sizes
+from jaxrl_vr.plan.topology import chip_of, layout, network_of, num_devices
+from jaxrl_vr.sharding import MeshConfig
 from jaxrl_vr.train.check import Problem, checked_mesh, problems
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.critic import Critic
@@ -80,7 +79,10 @@ def ranked(
         if wrong:
             refused.append((choice, wrong))
             continue
-        network = network_of(topology, choice.sizes, num_slices)
+        try:
+            network = network_of(topology, choice.sizes, num_slices)
+        except ValueError:
+            continue  # its axes find no place on the chips
         one = _estimate(config, stage, choice, network, arch, rollouts, row_length, moments)
         found.append((choice, one))
     if not found and not refused:
@@ -178,14 +180,9 @@ def roofline_plan(
     num_slices: int = 1,
 ) -> dict[str, Any]:
     """A plan by formulas alone, of the config as it is."""
-    chip, count = chip_of(topology), num_devices(topology, num_slices)
+    chip = chip_of(topology)
     arch, rollouts, row_length = _sizes(config, stage)
-
-    def abstract_mesh() -> AbstractMesh:
-        sizes = axis_sizes(config.mesh, count)
-        return AbstractMesh(tuple(sizes.values()), tuple(sizes))
-
-    sizes = checked_mesh(config, arch, abstract_mesh).shape
+    sizes = checked_mesh(config, arch, lambda: layout(config.mesh, topology, num_slices)).shape
     choice = Choice(
         sizes["data"],
         sizes["fsdp"],
@@ -212,7 +209,7 @@ def roofline_plan(
         "plan": "roofline estimate, nothing was compiled",
         "model": arch.family,
         "topology": topology,
-        "devices": count,
+        "devices": math.prod(choice.sizes),
         "mesh": choice.mesh,
         "rows": choice.rows,
         "row_length": row_length,

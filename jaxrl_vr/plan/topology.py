@@ -206,6 +206,7 @@ class Place:
       slice_index: of its slice.
       coords: of its chip in the slice.
       core_on_chip: which of the chip's devices it is.
+      platform: of all of them.
     """
 
     device_kind: str
@@ -215,13 +216,14 @@ class Place:
     platform: str = "tpu"
 
 
-def places(topology: str, num_slices: int = 1) -> list[Place]:
+@functools.cache
+def places(topology: str, num_slices: int = 1) -> tuple[Place, ...]:
     """All devices of a TPU topology, slice by slice."""
     chip = chip_of(topology)
     kind = next(kind for kind, name in KINDS.items() if name == chip.name)
     x, y, z, *_ = (*_sizes(topology.split(":")[1]), 1)
     everywhere = itertools.product(*map(range, (num_slices, z, y, x, chip.devices)))
-    return [Place(kind, of, (a, b, c), core) for of, c, b, a, core in everywhere]
+    return tuple(Place(kind, of, (a, b, c), core) for of, c, b, a, core in everywhere)
 
 
 @functools.cache
@@ -232,16 +234,15 @@ def network_of(topology: str, mesh: tuple[int, ...], num_slices: int = 1) -> Net
       topology: of TPUs or GPUs.
       mesh: sizes of `MESH_AXES`.
       num_slices: of that topology each.
+
+    Raises:
+      ValueError: the mesh finds no place there.
     """
     chip = chip_of(topology)
     if chip.is_gpu:
         return Network.of(chip, math.prod(mesh))
     found = places(topology, num_slices)
-    try:
-        laid = placed_devices(mesh, found) if num_slices == 1 else _by_slice(mesh, found)
-    except TypeError:
-        # Which is what jax ends with where it finds no place for an axis.
-        return Network.of(chip, len(found), num_slices)
+    laid = placed_devices(mesh, found) if num_slices == 1 else _by_slice(mesh, found)
     return Network.of_placed(chip, laid.reshape(-1).tolist())
 
 

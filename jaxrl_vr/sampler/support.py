@@ -2,7 +2,8 @@
 
 The smallest logit that stays is looked for bit by bit, each time by a count or a mass of what lies
 above. On CPU that takes a fifth of the time of sorting the vocabulary, it needs no array of its
-size but one, and devices that split a vocabulary exchange one number a slot and no logits.
+size but one, and devices that split a vocabulary exchange no logits but a number a slot for each of
+the 32 bits.
 
 S slots, V vocabulary.
 """
@@ -33,8 +34,39 @@ class SamplingValues:
     min_p: jax.Array  # [S] float32; 0 is off
 
 
+@pytree_dataclass
+class Asked:
+    """Scalars that say whether any slot asks for it, of all devices together: these exchange
+    something in the branches that they choose, so all have to choose the same."""
+
+    is_cut: jax.Array
+    has_top_k: jax.Array
+    has_top_p: jax.Array
+    is_greedy: jax.Array
+
+
+def asked_of(values: SamplingValues) -> Asked:
+    """What the slots of these values ask for."""
+    return Asked(
+        is_cut=jnp.any(cuts(values)),
+        has_top_k=jnp.any(values.top_k > 0),
+        has_top_p=jnp.any(values.top_p < 1),
+        is_greedy=jnp.any(values.temperature <= 0),
+    )
+
+
+def cuts(values: SamplingValues) -> jax.Array:
+    """[S], whether a slot cuts its support."""
+    return (values.top_k > 0) | (values.top_p < 1) | (values.min_p > 0)
+
+
 def smallest_kept(
-    logits: jax.Array, peak: jax.Array, values: SamplingValues, size: int, summed: Summed
+    logits: jax.Array,
+    peak: jax.Array,
+    values: SamplingValues,
+    asked: Asked,
+    size: int,
+    summed: Summed,
 ) -> jax.Array:
     """The logit from which on a token may be drawn; tokens tied with the last one stay.
 
@@ -42,6 +74,7 @@ def smallest_kept(
       logits: [S, V] float32, or a device's part of them.
       peak: [S], the largest of the whole, which always stays.
       values: where to cut.
+      asked: of all devices.
       size: words of the whole.
       summed: over the devices.
 
@@ -67,8 +100,8 @@ def smallest_kept(
         enough = values.top_p * total
         return _search(lambda level: above(level, mass) < enough, _order(last), top)
 
-    last = jax.lax.cond(jnp.any(has_top_k), by_count, lambda: everything)
-    least = jax.lax.cond(jnp.any(has_top_p), by_mass, lambda: last)
+    last = jax.lax.cond(asked.has_top_k, by_count, lambda: everything)
+    least = jax.lax.cond(asked.has_top_p, by_mass, lambda: last)
     floor = peak + jnp.log(values.min_p)  # log 0 = -inf: off
     return jnp.maximum(jnp.where(has_top_p, least, last), floor)
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 
 from jaxrl_vr.arrays import check, pytree_dataclass
 from jaxrl_vr.losses.logprobs import scaled_logits
-from jaxrl_vr.sampler.support import SamplingValues, smallest_kept
+from jaxrl_vr.sampler.support import Asked, SamplingValues, asked_of, cuts, smallest_kept
 from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, entry
 
 BLOCK = 128
@@ -100,23 +100,22 @@ def draw_next(
       num_parts: static; parts of the slots on different devices.
       with_entropy: static.
     """
-    is_cut, is_greedy = jnp.any(_cuts(values)), jnp.any(values.temperature <= 0)
+    asked = asked_of(values)
 
     def local(
         hidden: jax.Array,
         head: jax.Array,
         key_data: jax.Array,
         values: SamplingValues,
-        is_cut: jax.Array,
-        is_greedy: jax.Array,
+        asked: Asked,
     ) -> Drawn:
         with jax.named_scope("head"):
             logits = scaled_logits(hidden, head, logit_temperature(values))
         keys = jax.random.wrap_key_data(key_data)
-        return draw(logits, keys, values, vocabulary, with_entropy, (is_cut, is_greedy))
+        return draw(logits, keys, values, vocabulary, with_entropy, asked)
 
     mesh = current_mesh()
-    arguments = hidden, head, key_data, values, is_cut, is_greedy
+    arguments = hidden, head, key_data, values, asked
     if mesh is None or mesh.size == 1:
         vocabulary = Vocabulary(vocab_size)
         return local(*arguments)
@@ -128,7 +127,7 @@ def draw_next(
     return jax.shard_map(
         local,
         mesh=mesh,
-        in_specs=(slots, PartitionSpec(axis), slots, slots, whole, whole),
+        in_specs=(slots, PartitionSpec(axis), slots, slots, whole),
         out_specs=slots,
         check_vma=False,
     )(*arguments)
@@ -145,7 +144,7 @@ def draw(
     values: SamplingValues,
     vocabulary: Vocabulary | None = None,
     with_entropy: bool = False,
-    asked: tuple[jax.Array, jax.Array] | None = None,
+    asked: Asked | None = None,
 ) -> Drawn:
     """Draws a token from each slot's distribution.
 
@@ -155,12 +154,11 @@ def draw(
       values: sampling values; the support is cut by top-k, then top-p and min-p.
       vocabulary: how it is split; default: not at all.
       with_entropy: static.
-      asked: whether any slot of any device cuts its support, and whether any is greedy; default:
-        by `values`.
+      asked: what any slot of any device asks for; default: by `values`.
     """
     check("SV, S", logits=logits, keys=keys)
     vocabulary = vocabulary or Vocabulary(logits.shape[1])
-    is_cut, is_greedy = asked or (jnp.any(_cuts(values)), jnp.any(values.temperature <= 0))
+    asked = asked or asked_of(values)
     logits = _without_padding(logits, vocabulary)
     peak = vocabulary.max(jnp.max(logits, axis=1))
     # Behind a barrier, or compilers take the total from the logits, exponentials and all.
@@ -169,12 +167,12 @@ def draw(
     noise = _noise(keys, sums.shape[1], vocabulary)
 
     def cut() -> tuple[jax.Array, jax.Array, jax.Array]:
-        smallest = smallest_kept(logits, peak, values, vocabulary.size, vocabulary.sum)
+        smallest = smallest_kept(logits, peak, values, asked, vocabulary.size, vocabulary.sum)
         kept = jnp.where(logits >= smallest[:, None], logits, _CUT)
         kept_sums = _block_sums(kept, peak)  # the most likely token always stays
         mass = jnp.log(vocabulary.sum(jnp.sum(kept_sums, axis=1))) - jnp.log(total)
         picked = _pick(kept, peak, kept_sums, noise, vocabulary)
-        return *picked, jnp.where(_cuts(values), mass, 0.0)
+        return *picked, jnp.where(cuts(values), mass, 0.0)
 
     def uncut() -> tuple[jax.Array, jax.Array, jax.Array]:
         return *_pick(logits, peak, sums, noise, vocabulary), jnp.zeros_like(total)
@@ -187,15 +185,11 @@ def draw(
         return jnp.where(greedy, likeliest, token), jnp.where(greedy, 0.0, above)
 
     # The search goes over the vocabulary many times, so only where a slot asks for it.
-    token, above, mass = jax.lax.cond(is_cut, cut, uncut)
-    token, above = jax.lax.cond(is_greedy, largest, lambda: (token, above))
+    token, above, mass = jax.lax.cond(asked.is_cut, cut, uncut)
+    token, above = jax.lax.cond(asked.is_greedy, largest, lambda: (token, above))
     # The same difference as in `losses.logprobs.token_logprob`, from sums that are there already.
     entropy = _entropy(logits - peak[:, None], total, vocabulary) if with_entropy else None
     return Drawn(token, above - jnp.log(total), mass, entropy)
-
-
-def _cuts(values: SamplingValues) -> jax.Array:
-    return (values.top_k > 0) | (values.top_p < 1) | (values.min_p > 0)
 
 
 def _without_padding(logits: jax.Array, vocabulary: Vocabulary) -> jax.Array:

@@ -42,6 +42,10 @@ def test_within_an_island_each_device_takes_in_the_parts_of_the_others(chip, n, 
         (2, 8, 64 / 2 / 1),
         # Four of each: data = 8 over tensor = 2.
         (8, 2, 64 / 2 / 4),
+        # Eight of one host and four of the other, which take in two thirds through their ports.
+        (12, 1, 64 * 8 / 12 / 4),
+        # Three and three of a host: data = 6 over fsdp = 3.
+        (6, 3, 64 / 2 / 3),
     ],
 )
 def test_between_hosts_an_axis_has_the_ports_of_its_own_devices(n, stride, seconds):
@@ -109,9 +113,11 @@ def test_the_devices_of_a_chip_need_no_link():
     assert network.gather_s(64e9, range(4)) == pytest.approx(64e9 * 3 / 4 / of_link)
 
 
-def test_a_mesh_that_jax_finds_no_place_for_has_rings():
-    network = network_of("v5p:16x20x28", (35, 64, 1, 4, 1))
-    assert network.coords is None and network.gather_s(2e11, range(4)) == pytest.approx(3 / 4)
+def test_a_mesh_that_finds_no_place_is_refused():
+    with pytest.raises(
+        ValueError, match="data 35 x fsdp 64 x context 1 x tensor 4.* no place on 8960"
+    ):
+        network_of("v5p:16x20x28", (35, 64, 1, 4, 1))
 
 
 @pytest.mark.tpu

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxrl_vr.sampler.support import SamplingValues, smallest_kept
+from jaxrl_vr.sampler.support import SamplingValues, asked_of, smallest_kept
 from jaxrl_vr.sampler.token import (
     draw,
     draw_next,
@@ -247,14 +247,15 @@ def test_the_smallest_logit_that_stays_is_that_of_sorting(V, spread):
     # Off the values where a cut could fall between two tokens by rounding alone, none is tied.
     logits = (spread * rng.normal(size=(len(slots), V))).astype(np.float32)
     logits[::3, : V // 2] = logits[::3, V // 2 :][:, : V // 2]  # but these are, two by two
-    found = smallest_kept(logits, logits.max(axis=1), sampling_values(slots), V, lambda a: a)
-    for row, values, level in zip(logits, slots, found, strict=True):
-        expected = kept_by_sorting(row, **values)
-        is_cut = values["top_k"] or values["top_p"] < 1 or values["min_p"]
+    values = sampling_values(slots)
+    found = smallest_kept(logits, logits.max(axis=1), values, asked_of(values), V, lambda a: a)
+    for row, cut, level in zip(logits, slots, found, strict=True):
+        expected = kept_by_sorting(row, **cut)
+        is_cut = cut["top_k"] or cut["top_p"] < 1 or cut["min_p"]
         if not is_cut:
             assert level == -np.inf
         # The same tokens stay.
-        np.testing.assert_array_equal(row >= level, row >= np.float32(expected), err_msg=values)
+        np.testing.assert_array_equal(row >= level, row >= np.float32(expected), err_msg=cut)
 
 
 def test_the_most_likely_token_always_stays():
@@ -293,12 +294,18 @@ def test_the_key_decides_and_the_company_does_not():
 # A vocabulary that is split over devices
 
 
+ALIKE = [*CUTS.values(), {"temperature": 0.0}] * 8
+# What one of the parts of the slots asks for, the other does not.
+APART = [{"top_k": 3}] * 8 + [{"min_p": 0.1}] * 24 + [{"top_p": 0.5}] * 8 + [{}] * 24
+
+
+@pytest.mark.parametrize("kinds", [ALIKE, APART], ids=["alike", "apart"])
 @pytest.mark.parametrize("axes", [{"tensor": 2}, {"data": 2, "tensor": 4}], ids=str)
 @pytest.mark.parametrize("V", [5, 300, 1000])
-def test_a_split_vocabulary_draws_the_same(V, axes):
+def test_a_split_vocabulary_draws_the_same(V, axes, kinds):
     hidden = np.random.default_rng(V).normal(size=(64, 8)).astype(np.float32)
     head = np.random.default_rng(V + 1).normal(size=(V, 8)).astype(np.float32)
-    values = sampling_values([*CUTS.values(), {"temperature": 0.0}] * 8)
+    values = sampling_values(kinds)
     key_data = jax.random.key_data(keys_of(64))
 
     def drawn_on(mesh):
