@@ -204,6 +204,24 @@ def test_sure_tokens_and_large_logits():
     np.testing.assert_array_equal(entropy, [0.0, 0.0])
 
 
+@pytest.mark.parametrize("V", [300, 49_152, 50_001])
+def test_a_long_tail_behind_a_likely_token_is_not_lost(V):
+    # Summed one after another behind exp(0) = 1, words that weigh less than 6e-8 each add nothing.
+    rng = np.random.default_rng(V)
+    logits = 1.5 * rng.normal(size=(V, 4))
+    logits[7] = 18 + np.arange(4)
+    head = logits.astype(np.float32)
+    hidden = np.eye(4, dtype=np.float32)
+    token = np.array([7, 7, 100, V - 1], np.int32)
+    logp, entropy = OURS(hidden, head, token, np.ones(4, np.float32))
+    above = head.astype(np.float64).T - head[7].astype(np.float64)[:, None]
+    mass = np.exp(above).sum(axis=1)
+    expected = above[np.arange(4), token] - np.log(mass)
+    np.testing.assert_allclose(logp, expected, rtol=1e-6, atol=2e-6)
+    of_entropy = np.log(mass) - (np.exp(above) * above).sum(axis=1) / mass
+    np.testing.assert_allclose(entropy, of_entropy, rtol=0, atol=2e-5)
+
+
 def test_jit_and_vmap():
     eager = token_logprobs(HIDDEN, HEAD, TOKEN, TEMPERATURE, MASK)
     for ours, oracle in zip(OURS(HIDDEN, HEAD, TOKEN, TEMPERATURE, MASK), eager, strict=True):
