@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 130
     except BrokenPipeError:
         code = 1
-    except (ValueError, OSError, RuntimeError, FloatingPointError) as error:
+    except (ValueError, OSError, RuntimeError, ArithmeticError, MemoryError) as error:
         if args.traceback:
             traceback.print_exc()
         hint = _NO_SPACE if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else ""
@@ -63,9 +63,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _instead(unknown: str, given: Sequence[str], args: argparse.Namespace) -> str:
     """What may be meant by an argument with dashes that the command does not have."""
+    from jaxrl_vr.train.config import RunConfig
+
     option, is_assignment, value = unknown.partition("=")
     options = re.findall(r"--[a-z-]+", args.parser.format_help())
-    near = difflib.get_close_matches(option, options, 1)
+    # A key of the config is meant, unless it is an option but for a letter.
+    is_key = option.lstrip("-") in RunConfig.model_fields
+    near = difflib.get_close_matches(option, options, 1, 0.9 if is_key else 0.6)
     if near and "." not in option:
         return f"did you mean {near[0]}?"
     if not is_assignment:

@@ -271,8 +271,21 @@ def _as_items(place: _Place, annotation: Any) -> str:
     if type(value) in items or (type(value) is int and float in items) or Any in items:
         return f"write [{short(toml_value(value))}]"
     if all(is_model(item) for item in items):
-        return f"its items are tables, write [{_example(items[0])}]"
+        return _as_tables(value, items)
     return ""
+
+
+def _as_tables(value: Any, models: Sequence[Any]) -> str:
+    """How a list of tables would be written that has the one that is meant."""
+    if isinstance(value, Mapping):
+        return f"write [{short(toml_value(value))}]"
+    tags = {tag: model for model in models for tag in tags_of(model)}
+    near = difflib.get_close_matches(str(value), tags, 1)
+    if near:
+        return f"its items are tables, write [{_example(tags[near[0]], near[0])}]"
+    if len(models) == 1:
+        return f"its items are tables, write [{_example(models[0])}]"
+    return f"its items are tables, whose type is {_choices(list(tags))}"
 
 
 def _as_table(value: Any, models: Sequence[Any]) -> str:

@@ -90,8 +90,13 @@ def _start_anew(table: dict[str, Any], path: Key, earlier: Mapping[Key, str]) ->
 def _refuse_brackets(data: Any, node: Any, parts: Sequence[str], path: Sequence[str | int]) -> None:
     """Raises ConfigError where the next of `parts` is an item of a list as Python writes it."""
     meant = re.fullmatch(r"([^.\[]+)\[['\"]?([^\]]*?)['\"]?\]\.?(.*)", ".".join(parts))
-    items = value_at(node, meant[1]) if meant else None
-    if not meant or not isinstance(items, list):
+    if not meant:
+        return
+    items = value_at(node, meant[1])
+    if isinstance(node, list) and meant[1] in names_of(node):
+        behind = ".".join(filter(None, meant.groups()))
+        raise ConfigError(f"a key is named behind a dot; write {spell(data, path)}.{behind}")
+    if not isinstance(items, list):
         return
     where, names = [*path, meant[1]], names_of(items)
     index = names.index(meant[2]) if meant[2] in names else meant[2]

@@ -74,6 +74,7 @@ def decode_attention(
             rows, layer = write_tokens(layer, page, own % C, (rows, k, v), turn)
             out = attend_lists(rows, layer, reads, own + 1, plan.shared_len)
             return out.reshape(q.shape), layer
+        assert turn is None, "plain XLA attends heads that are turned"
         layer = write(layer, across, page, own % C, (k, v))
         q = q * q.shape[-1] ** -0.5
         with jax.named_scope("own"):

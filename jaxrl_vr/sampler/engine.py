@@ -28,7 +28,13 @@ from jaxrl_vr.sampler.plans import admission, decode_plan, extend_plan
 from jaxrl_vr.sampler.programs import Programs, State, ViewProgram
 from jaxrl_vr.sampler.residents import Own, Residents, shared_prompts
 from jaxrl_vr.sampler.scheduler import Live, Scheduler
-from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, empty_parts, most_pages
+from jaxrl_vr.sampler.sizes import (
+    EngineConfig,
+    cache_sizes,
+    check_memory,
+    empty_parts,
+    most_pages,
+)
 from jaxrl_vr.types import Finish, Request, Rollout
 
 # Prefilled tokens of a part, padding counted, between two chunks of decode steps: what decodes goes
@@ -81,6 +87,7 @@ class SlotEngine:
         self._context = model.max_length
         self._num_steps = config.steps_per_call
         self._num_slots = config.slots
+        check_memory(model, config, mesh)
         self._to_view = ViewProgram(model, mesh, config.weights == "int8")
         self._set_sizes(())
         self._endings = Endings(decode, model.vocab_size)

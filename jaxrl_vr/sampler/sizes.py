@@ -31,9 +31,9 @@ _ITEM_BYTES = 2 * 2**20
 class EngineConfig(Config):
     """Sizes of the sampler; only `weights` changes what is sampled."""
 
-    slots: int = Field(default=64, ge=1)
+    slots: int = Field(default=64, ge=1, le=2**20)
     """Completions decoded side by side. More is faster until memory or products are the limit."""
-    steps_per_call: int = Field(default=16, ge=1)
+    steps_per_call: int = Field(default=16, ge=1, le=2**20)
     """Decode steps between two looks of the host: fewer refill sooner, more cost less overhead."""
     cache_tokens: int = Field(default=0, ge=0)
     """Tokens whose keys and values are kept at once, a group's prompt counted once. When they do
@@ -45,7 +45,7 @@ class EngineConfig(Config):
     entropy: bool = False
     """Keep the entropy of the distribution that each token was drawn from: two passes over the
     logits more."""
-    page_tokens: int = Field(default=0, ge=0)
+    page_tokens: int = Field(default=0, ge=0, le=2**20)
     """Tokens of a page of the cache; 0: 64 on CPU with plain XLA, else 128."""
     attention: Literal["auto", "xla", "pallas"] = "auto"
     """Who attends the cache while decoding: plain XLA, or Pallas kernels on TPU (on CPU they are
@@ -134,6 +134,19 @@ def cache_sizes(
         prefill_tokens=128 if platform == "cpu" else 2048,
         run_tokens=64 if platform == "cpu" else 0,
     )
+
+
+def check_memory(model: Model, config: EngineConfig, mesh: jax.sharding.Mesh) -> None:
+    """Raises ValueError if the cache that the config asks for is larger than a device's memory."""
+    token = jax.eval_shape(lambda: model.empty_pages(1, 1, False))
+    of_part = config.cache_tokens / num_parts(config.slots, mesh)
+    needed, there = of_part * _token_bytes(token, mesh), device_memory(mesh)
+    if needed > there:
+        most = int(config.cache_tokens * there / needed)
+        raise ValueError(
+            f"engine.cache_tokens = {config.cache_tokens} takes {needed / 1e9:.3g} GB of a "
+            f"device's {there / 1e9:.3g}; lower it ({most} would take all), or leave it out"
+        )
 
 
 def _has_kernel(config: EngineConfig, platform: str, head_dim: int) -> bool:

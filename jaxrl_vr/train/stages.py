@@ -37,13 +37,18 @@ class ForcedText(Config):
     """Nothing is put where the completion holds this."""
 
 
+# Logits of a thousand, divided by it, still have float32's digits.
+_LOWEST_TEMPERATURE, _HIGHEST_TEMPERATURE = 1e-4, 1e4
+
+
 class SamplingConfig(Config):
     """How completions are sampled."""
 
     max_new_tokens: PositiveInt
     """Completion tokens at most; what is longer is cut and counts as truncated."""
-    temperature: float = Field(default=1.0, ge=0)
-    """1 samples from the model itself, 0 is greedy. RL needs contrast: keep it near 1."""
+    temperature: float = Field(default=1.0, ge=0, le=_HIGHEST_TEMPERATURE)
+    """1 samples from the model itself, 0 is greedy; between 0 and 1e-4 float32 has no digits left.
+    RL needs contrast: keep it near 1."""
     top_k: int = Field(default=0, ge=0, le=2**31 - 1)
     """Only the k most likely tokens; 0 is off."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -59,6 +64,11 @@ class SamplingConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> SamplingConfig:
+        if 0 < self.temperature < _LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"temperature = {self.temperature} is below {_LOWEST_TEMPERATURE}, where logits "
+                "overflow; set it to 0 for the most likely tokens, or higher"
+            )
         acting = self.cuts
         if self.temperature == 0 and acting:
             raise ValueError(

@@ -43,6 +43,11 @@ def test_an_option_that_another_command_does_not_have(path, capsys):
     assert "overrides have no dashes, write mesh.fsdp=8" in said
 
 
+def test_a_key_of_the_config_is_no_option_that_is_near(path, capsys):
+    said = call(capsys, "plan", path, "--topology", "h100:1", "--seed=3", code=2)
+    assert "overrides have no dashes, write seed=3" in said
+
+
 @pytest.mark.parametrize("word", ["seed", "seed 3", "seed:3"])
 def test_an_override_without_an_equals_sign(path, capsys, word):
     said = call(capsys, "train", path, word, code=2)

@@ -129,10 +129,10 @@ def test_a_chunk_of_a_prompt_comes_behind_the_pages_of_those_before(tokens, page
     assert plan_module.pages_before(tokens, sizes) == pages
 
 
-@pytest.mark.parametrize("more, runs", [({}, "plain"), ({"top_k": 5}, "sorted")])
-def test_the_vocabulary_is_sorted_where_it_is_cut(more, runs):
+@pytest.mark.parametrize("more, runs", [({}, "plain"), ({"top_k": 5}, "searched")])
+def test_the_vocabulary_is_searched_where_it_is_cut(more, runs):
     branch = plan_module.branch_of(SamplingConfig(max_new_tokens=8, **more))
-    assert branch(["plain", "sorted"], key={"plain": 1, "sorted": 9}.get) == runs
+    assert branch(["plain", "searched"], key={"plain": 1, "searched": 9}.get) == runs
 
 
 def test_a_gpu_is_planned_by_formulas(config_file, capsys):

@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.transformer import Transformer
-from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes
+from jaxrl_vr.sampler.sizes import EngineConfig, cache_sizes, check_memory
 
 ARCH = dict(vocab_size=32, width=16, layers=2, heads=4, kv_heads=2, ffn=24)
 
@@ -77,3 +77,13 @@ def test_an_items_pages_follow_their_bytes():
     assert sizes("tpu").item_pages == 8
     assert sizes("tpu", page_tokens=1024).item_pages == 2
     assert sizes("tpu", page_tokens=4096).item_pages == 1
+
+
+def test_a_cache_beyond_the_memory_is_refused(monkeypatch, one_device):
+    monkeypatch.setattr("jaxrl_vr.sampler.sizes.device_memory", lambda _: 10**6)
+    model = Transformer(Architecture(**ARCH, head_dim=4))
+    # keys and values of 2 layers x 2 heads x 4 numbers in float32: 128 bytes a token
+    check_memory(model, EngineConfig(cache_tokens=7812), one_device)
+    says = r"engine.cache_tokens = 8000 takes 0.00102 GB of a device's 0.001; lower it \(7812 "
+    with pytest.raises(ValueError, match=says):
+        check_memory(model, EngineConfig(cache_tokens=8000), one_device)
