@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ _WRITE_BYTES = 2**20  # of VMEM for the rows around new tokens
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=["cos", "sin", "q_norm", "k_norm"],
+    data_fields=["cos", "sin", "norms"],
     meta_fields=["eps"],
 )
 @dataclasses.dataclass(frozen=True)
@@ -41,35 +41,34 @@ class Turn:
     Attributes:
       cos: [S, Q] float32, both halves.
       sin: [S, Q] float32, the first half negated: what a head's other half is multiplied with.
-      q_norm: [D, Q] scale of the normalised queries, in each part; None: they are not normalised.
-      k_norm: likewise.
+      norms: scales of the normalised queries and keys, each [D, Q], the same in every part; empty:
+        they are not normalised.
       eps: of the norms.
     """
 
     cos: jax.Array
     sin: jax.Array
-    q_norm: jax.Array | None
-    k_norm: jax.Array | None
+    norms: tuple[jax.Array, ...]
     eps: float
 
 
 def turn_of(
-    rotary: tuple[jax.Array, jax.Array],
-    norms: tuple[jax.Array | None, jax.Array | None],
-    parts: int,
-    eps: float,
+    rotary: tuple[jax.Array, jax.Array], norms: Sequence[jax.Array], parts: int, eps: float
 ) -> Turn:
-    """From cos and sin, each [S, Q / 2], and the scales of queries and keys, each [Q] or None."""
+    """What the heads of a layer go through.
+
+    Args:
+      rotary: cos and sin of each slot's position, each [S, Q / 2] float32.
+      norms: scales of queries and keys, each [Q]; empty: they are not normalised.
+      parts: D.
+      eps: of the norms.
+    """
     cos, sin = rotary
-
-    def of_parts(scale: jax.Array | None) -> jax.Array | None:
-        return None if scale is None else jnp.broadcast_to(scale[None], (parts, len(scale)))
-
+    check("SR, SR", cos=cos, sin=sin)
     return Turn(
         cos=jnp.concatenate([cos, cos], axis=-1),
         sin=jnp.concatenate([-sin, sin], axis=-1),
-        q_norm=of_parts(norms[0]),
-        k_norm=of_parts(norms[1]),
+        norms=tuple(jnp.broadcast_to(scale[None], (parts, len(scale))) for scale in norms),
         eps=eps,
     )
 
@@ -93,7 +92,8 @@ def write_tokens(
       turn: of one part.
 
     Returns:
-      Queries, [S, H, Q] float32, rounded to the dtype they came in; the layer's pages after.
+      Queries, [S, H, Q] float32, rounded to the dtype they came in (the kernels that attend take
+      them in float32, of which a single head can be written); the layer's pages after.
     """
     q, k, v = new
     check(
@@ -133,10 +133,9 @@ def _write(
     at_once = min(S, max(1, fit // _BLOCK_ROWS) * _BLOCK_ROWS)
     whole = pl.BlockSpec(memory_space=pltpu.HBM)
     of_slots = pl.BlockSpec((at_once, Q), lambda i, *_: (i, 0))
-    norms = [a for a in (turn.q_norm, turn.k_norm) if a is not None]
     # Products leave a head's tokens side by side, and so fill registers.
     heads = [a.swapaxes(0, 1) for a in new]
-    inputs = [*heads, turn.cos, turn.sin, *norms, *layer]
+    inputs = [*heads, turn.cos, turn.sin, *turn.norms, *layer]
     q, *pages = pl.pallas_call(
         functools.partial(_write_slots, S, P, turn.eps),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -145,7 +144,7 @@ def _write(
             in_specs=[
                 *[pl.BlockSpec((len(a), at_once, Q), lambda i, *_: (0, i, 0)) for a in heads],
                 *[of_slots] * 2,
-                *[pl.BlockSpec((1, Q), lambda *_: (0, 0)) for _ in norms],
+                *[pl.BlockSpec((1, Q), lambda *_: (0, 0)) for _ in turn.norms],
                 *[whole] * 2,
             ],
             out_specs=[pl.BlockSpec((at_once, H, Q), lambda i, *_: (i, 0, 0)), *[whole] * 2],

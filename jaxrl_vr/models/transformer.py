@@ -296,7 +296,7 @@ class Transformer:
             if not with_kernels:
                 return None
             weights, (cos, sin) = view["layers"][layer], rotary
-            norms = weights.get("q_norm"), weights.get("k_norm")
+            norms = [weights[name] for name in ("q_norm", "k_norm") if self.arch.has_qk_norm]
             return turn_of((cos[:, 0], sin[:, 0]), norms, plan.num_parts, self.arch.norm_eps)
 
         def attend_in(layer: int) -> Attend:

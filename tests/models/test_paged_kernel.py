@@ -198,7 +198,7 @@ def test_turns_and_writes_as_plain_xla_does(num_slots, dtype, has_norm, monkeypa
     new = tuple(rng.normal(size=(num_slots, heads, Q)).astype(dtype) for heads in (3 * K, K, K))
     angle = rng.uniform(-9, 9, (num_slots, Q // 2)).astype(np.float32)
     rotary = np.cos(angle), np.sin(angle)
-    norms = (None, None)
+    norms = ()
     if has_norm:
         norms = tuple(rng.uniform(0.5, 2, Q).astype(dtype) for _ in range(2))
 
@@ -258,7 +258,7 @@ for topology in ("v5e:2x2", "v6e:2x2"):
         layer, new = (half(P, K, C, Q),) * 2, (half(S, H, Q), half(S, K, Q), half(S, K, Q))
         some = [array(S)] * 4
         rotary = (array(S, Q // 2, dtype=jnp.float32),) * 2
-        for norms in ((None, None), (half(Q), half(Q))):
+        for norms in ((), (half(Q), half(Q))):
             arguments = layer, reads, *some, new, rotary, norms
             compiled = jax.jit(decode, donate_argnums=0).lower(*arguments).compile()
             found = compiled.memory_analysis()

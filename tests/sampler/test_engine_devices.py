@@ -1,6 +1,9 @@
 """The engine on several devices, and with the kernels of the TPU."""
 
+import dataclasses
+
 import jax
+import numpy as np
 import pytest
 from engines import assert_equals_slow, engine_of, on_mesh, prompt
 
@@ -47,3 +50,26 @@ def test_the_kernels_sample_what_the_slow_sampler_does(thin, thin_slow, drain, a
     done = drain(engine, [request for request, _ in thin_slow])
     for request, slow in thin_slow:
         assert_equals_slow(done[request.id], slow)
+
+
+@pytest.mark.parametrize(
+    "axes", [{"data": 1}, {"data": 2, "tensor": 2}], ids=["one device", "four devices"]
+)
+def test_the_kernels_normalise_heads_as_the_slow_sampler_does(
+    make_small, make_request, drain, axes
+):
+    small = make_small(layers=1, family="qwen3")
+    layers, rng = dict(small.params["layers"]), np.random.default_rng(0)
+    for name in ("q_norm", "k_norm"):
+        # Of each number of a head another, and of queries others than of keys.
+        layers[name] = layers[name] * rng.uniform(0.3, 3, layers[name].shape).astype(np.float32)
+    small = dataclasses.replace(small, params={**small.params, "layers": layers})
+    requests = [
+        make_request(i, prompt(i % 3, 9), limit=12, stop_ids=(), top_k=5 * (i % 2), top_p=0.9)
+        for i in range(7)
+    ]
+    mesh, params = on_mesh(small, **axes)
+    engine = engine_of(small, mesh, slots=4, steps=5, params=params, attention="pallas")
+    done = drain(engine, requests)
+    for request in requests:
+        assert_equals_slow(done[request.id], small.slow(request))
