@@ -73,7 +73,7 @@ def test_a_critic_has_an_optimizer_of_its_own(tmp_path):
         ),
         (
             'stages.cold.optimizer={type="adafactor"}',
-            "stages.cold.optimizer.learning_rate: missing; it must be a number",
+            "are missing and to be set: stages.cold.optimizer.learning_rate (was 0.01)",
         ),
         (
             'stages.cold.optimizer={type="adafactor", learning_rate=1e-2}',
