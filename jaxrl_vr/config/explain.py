@@ -8,7 +8,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast, get_args, get_origin
 
 from pydantic import ValidationError
@@ -166,12 +166,18 @@ def _unknown(place: _Place) -> str:
     for name, items in place.within.items():
         if isinstance(items, list) and names_of(items).count(word) == 1:
             return f"did you mean `{name}.{word}`?"
-    inner = _inner(place.holder, word)
+    inner = "" if _like(word, fields) else _inner(place.holder, word)
     return f"did you mean `{inner}`?" if inner else nearest(word, list(fields))
 
 
+def _like(word: str, names: Iterable[str]) -> list[str]:
+    """The name that is the word but for a letter, if there is one."""
+    return difflib.get_close_matches(word, list(names), 1, 0.8)
+
+
 def _inner(model: Any, word: str) -> str:
-    """Where further inside, of what a model's tables and named items hold, is a key; or ""."""
+    """Where further inside, of what a model's tables and named items hold, is a key, or one like
+    it; or ""."""
     level = [(model, "")]
     for _ in range(_DEPTH):
         below = []
@@ -186,6 +192,9 @@ def _inner(model: Any, word: str) -> str:
         for holder, path in below:
             if word in holder.model_fields:
                 return path + word
+        for holder, path in below:
+            if near := _like(word, holder.model_fields):
+                return path + near[0]
         level = below
     return ""
 

@@ -89,6 +89,8 @@ from jaxrl_vr.config import ConfigError, parse
         ("stages.end.tasks=3", 'stages.end.tasks = 3: must be a list; write ["3"]'),
         ("steps=3", "steps = 3: unknown key; did you mean `stages.NAME.steps`?"),
         ("tasks=[]", "tasks = []: unknown key; did you mean `stages.NAME.tasks`?"),
+        # What is like it further out goes before the same further in.
+        ("step=3", "step = 3: unknown key; did you mean `stages.NAME.steps`?"),
         (
             "warmup=3",
             "warmup = 3: unknown key; did you mean `backup.warmup`?",
