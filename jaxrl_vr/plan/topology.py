@@ -25,6 +25,8 @@ NO_LIBTPU = 'libtpu is not installed: pip install "jax[tpu]"'
 _MOST_DEVICES = 2**17
 """Of a run that is planned; a search goes through all ways to divide them. The largest clusters
 have about as many."""
+_OF_LIBTPU = {"7x": "tpu7x"}
+"""Chips that libtpu calls otherwise."""
 _WITHOUT_MDS = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -144,6 +146,7 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
       ValueError: there is no such slice, libtpu does not make it, is not installed, or is in use.
     """
     check_slice(topology)
+    chip, shape = topology.split(":")
     if not has_libtpu():
         raise ValueError(f"topology {topology!r}: {NO_LIBTPU}; it compiles for TPUs on any machine")
     from jax.experimental import topologies
@@ -152,7 +155,7 @@ def devices(topology: str, num_slices: int = 1) -> list[Any]:
         os.environ.setdefault(name, value)
     more = {"num_slices": num_slices} if num_slices > 1 else {}
     try:
-        found = topologies.get_topology_desc(topology, "tpu", **more)
+        found = topologies.get_topology_desc(f"{_OF_LIBTPU.get(chip, chip)}:{shape}", "tpu", **more)
     except (RuntimeError, ValueError) as error:
         reason = str(error).splitlines()[0][:300]
         if "lockfile" in str(error):
