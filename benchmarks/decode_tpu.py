@@ -120,7 +120,7 @@ def compiled_for_tpu(case: Case, attention: str) -> dict[str, Any]:
 def report(case: Case, sizes: Sizes, plan: DecodePlan, view: Any, text: str) -> dict[str, Any]:
     """Bytes and cycles of a step, of one chip."""
     chip, arch = CHIPS[case.chip], case.arch
-    program = Program(text, trips_of(sizes, plan), min)
+    program = Program(text, trips_of(sizes, plan), lambda _: min)
     body = max(program.loops(), key=program.cycles)
     per_byte = chip.clock_hz / chip.bandwidth
     weights = weight_bytes(view)

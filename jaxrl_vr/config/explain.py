@@ -35,6 +35,15 @@ from jaxrl_vr.config.keys import (
 )
 from jaxrl_vr.config.toml import toml_value
 
+NAMES = {"int": "an integer", "float": "a number", "bool": "true or false"}
+_NONE = ("none", "null", "nil")
+_TRUTH: dict[str, bool] = {
+    **dict.fromkeys(("1", "yes", "on", "true"), True),
+    **dict.fromkeys(("0", "no", "off", "false"), False),
+}
+_DEPTH = 3
+"""Tables in each other through which a key is looked for: some hold tables of their own kind."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -117,7 +126,7 @@ def _explain(place: _Place, entry: Mapping[str, Any]) -> tuple[Key, bool, str, s
         case "extra_forbidden":
             return place.key, False, "unknown key", _unknown(place)
         case "missing":
-            return place.key, True, f"missing; it must be {_expected(place.annotation)}", ""
+            return place.key, True, f"missing; it must be {expected(place.annotation)}", ""
         case "union_tag_not_found" | "union_tag_invalid":
             tags = [tag for member in members_of(place.annotation) for tag in tags_of(member)]
             key, given = (*place.key, "type"), value_at(place.value, "type")
@@ -134,7 +143,7 @@ def _explain(place: _Place, entry: Mapping[str, Any]) -> tuple[Key, bool, str, s
         case "value_error" | "assertion_error":
             return place.key, False, str(entry["ctx"]["error"]), ""
         case kind if kind.endswith(("_type", "_parsing")) or kind == "int_from_float":
-            return place.key, False, f"must be {_expected(place.annotation)}", _correction(place)
+            return place.key, False, f"must be {expected(place.annotation)}", _correction(place)
     message = re.sub(r"^\w+ should", "must", entry["msg"]).replace(" after validation", "")
     return place.key, False, message, ""
 
@@ -199,10 +208,6 @@ def _inner(model: Any, word: str) -> str:
     return ""
 
 
-_DEPTH = 3
-"""Tables in each other through which a key is looked for: some hold tables of their own kind."""
-
-
 def _has_named(annotation: Any) -> bool:
     """Whether it is a list of tables that have names."""
     items = members_of(type_at(annotation, 0)) if kind_of(annotation) == "list" else []
@@ -214,7 +219,7 @@ def _choices(values: Sequence[Any]) -> str:
     return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
-def _expected(annotation: Any) -> str:
+def expected(annotation: Any) -> str:
     """What a value of this type is, in words."""
     words = []
     for member in members_of(annotation):
@@ -227,9 +232,6 @@ def _expected(annotation: Any) -> str:
             name = getattr(member, "__name__", "")
             words.append(NAMES.get(name, "text in quotes"))
     return " or ".join(dict.fromkeys(words))
-
-
-NAMES = {"int": "an integer", "float": "a number", "bool": "true or false"}
 
 
 def _correction(place: _Place) -> str:
@@ -259,13 +261,6 @@ def _correction(place: _Place) -> str:
     return _as_table(value, tables) if tables and not isinstance(value, Mapping) else ""
 
 
-_NONE = ("none", "null", "nil")
-_TRUTH: dict[str, bool] = {
-    **dict.fromkeys(("1", "yes", "on", "true"), True),
-    **dict.fromkeys(("0", "no", "off", "false"), False),
-}
-
-
 def _as_items(place: _Place, annotation: Any) -> str:
     """How a list would be written that has the value in it."""
     value, items = place.value, members_of(type_at(annotation, 0))
@@ -288,24 +283,29 @@ def _as_tables(value: Any, models: Sequence[Any]) -> str:
     """How a list of tables would be written that has the one that is meant."""
     if isinstance(value, Mapping):
         return f"write [{short(toml_value(value))}]"
-    tags = {tag: model for model in models for tag in tags_of(model)}
-    near = difflib.get_close_matches(str(value), tags, 1)
-    if near:
-        return f"its items are tables, write [{_example(tags[near[0]], near[0])}]"
-    if len(models) == 1:
-        return f"its items are tables, write [{_example(models[0])}]"
-    return f"its items are tables, whose type is {_choices(list(tags))}"
+    example, tags = _meant(value, models)
+    if not example and len(models) == 1:
+        example = _example(models[0])
+    if example:
+        return f"its items are tables, write [{example}]"
+    return f"its items are tables, whose type is {_choices(tags)}"
 
 
 def _as_table(value: Any, models: Sequence[Any]) -> str:
     """How a table would be written that is of the type, or has the keys, that are meant."""
-    tags = {tag: model for model in models for tag in tags_of(model)}
-    near = difflib.get_close_matches(str(value), tags, 1)
-    if near:
-        return f"write {_example(tags[near[0]], near[0])}"
+    example, tags = _meant(value, models)
+    if example:
+        return f"write {example}"
     if len(models) == 1:
         return f"its keys are {', '.join(models[0].model_fields)}"
-    return f"its type is {_choices(list(tags))}"
+    return f"its type is {_choices(tags)}"
+
+
+def _meant(value: Any, models: Sequence[Any]) -> tuple[str, list[Any]]:
+    """A table of the type that the value is like, or ""; and all types."""
+    tags = {tag: model for model in models for tag in tags_of(model)}
+    near = difflib.get_close_matches(str(value), tags, 1)
+    return _example(tags[near[0]], near[0]) if near else "", list(tags)
 
 
 def _example(model: Any, tag: str | None = None) -> str:
@@ -317,10 +317,7 @@ def _example(model: Any, tag: str | None = None) -> str:
 
 def line_of(problem: Problem, data: Any) -> str:
     """The problem in one line: key, value, what is wrong and the fix."""
-    value = data
-    for step in problem.key:
-        value = value_at(value, step)
-    key = spell(data, problem.key)
+    value, key = found(data, problem.key), spell(data, problem.key)
     # A validator of a whole table names the keys it means itself.
     is_shown = problem.key and value is not MISSING and not isinstance(value, dict)
     shown = f"{key} = {short(toml_value(value))}" if is_shown else key

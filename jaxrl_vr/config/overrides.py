@@ -123,8 +123,9 @@ def _item(items: list[Any], parts: list[str], path: Sequence[str | int]) -> tupl
         return int(parts[0]), 1
     where = ".".join(map(str, path))
     known = _known(names)
-    fix = nearest(parts[0], known)
+    near = nearest(parts[0], known, listed=False)
+    fix = near or nearest(parts[0], known)
     is_of_item = len(parts) == 1 and any(isinstance(item, dict) for item in items)
-    if is_of_item and fix.startswith("there are "):
+    if is_of_item and not near:
         fix += f", each with keys of its own, as in {where}.{known[0]}.{parts[0]}"
     raise ConfigError(f"{where} has no item {parts[0]!r}; {fix}")

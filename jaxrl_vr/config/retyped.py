@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxrl_vr.config.annotations import selected_members, type_at
+from jaxrl_vr.config.annotations import bare, selected_members, type_at
 from jaxrl_vr.config.errors import short
-from jaxrl_vr.config.explain import Problem
+from jaxrl_vr.config.explain import Problem, expected
 from jaxrl_vr.config.keys import MISSING, Key, found, spell, value_at, with_names
 from jaxrl_vr.config.toml import toml_value
 
@@ -40,16 +40,17 @@ def with_retyped(
 
 def _before(sources: Sequence[tuple[str, Any]], data: Any, key: Key) -> dict[str, Any]:
     """What the table had in the files when it was of another type; empty: it never was."""
-    tag = value_at(_at(data, key), "type")
+    tag = value_at(found(data, key), "type")
     before: dict[str, Any] = {}
+    is_other = True
     for _, content in sources:
         table = found(content, with_names(data, key))
         given = value_at(table, "type")
-        if given is not MISSING and given == tag:
-            break
-        if given is not MISSING and given != before.get("type"):
-            before = {}
-        before |= table if isinstance(table, Mapping) else {}
+        if given is not MISSING:
+            is_other = given != tag
+            before = before if given in (tag, before.get("type")) else {}
+        if is_other and isinstance(table, Mapping):
+            before |= table
     return before if "type" in before else {}
 
 
@@ -65,8 +66,9 @@ def _of_table(
     needs = []
     for problem in lacking:
         name = str(problem.key[-1])
-        kind_of_it = problem.text.removeprefix("missing; it must be ")
-        hint = f"was {short(toml_value(before[name]))}" if name in before else kind_of_it
+        hint = expected(bare(fields[name].annotation))
+        if name in before:
+            hint = f"was {short(toml_value(before[name]))}"
         needs.append(f"{where}.{name} ({hint})")
     dropped = "all keys but the name" if "name" in table else "all other keys"
     text = f"another type drops {dropped}, so these are missing and to be set: {', '.join(needs)}"
@@ -80,9 +82,3 @@ def _of_table(
         verb = "does not belong" if len(foreign) == 1 else "do not belong"
         text += f"; {', '.join(foreign)} {verb} to type {tag}"
     return Problem((*key, "type"), text)
-
-
-def _at(data: Any, key: Key) -> Any:
-    for step in key:
-        data = value_at(data, step)
-    return data

@@ -48,29 +48,21 @@ class Turn:
 
     cos: jax.Array
     sin: jax.Array
-    norms: tuple[jax.Array, ...]
-    eps: float
+    norms: tuple[jax.Array, ...] = ()
+    eps: float = 0.0
+
+    def normalised(self, norms: Sequence[jax.Array], parts: int, eps: float) -> Turn:
+        """That of one layer, from the scales of its queries and keys, each [Q]."""
+        of_parts = tuple(jnp.broadcast_to(scale[None], (parts, len(scale))) for scale in norms)
+        return dataclasses.replace(self, norms=of_parts, eps=eps)
 
 
-def turn_of(
-    rotary: tuple[jax.Array, jax.Array], norms: Sequence[jax.Array], parts: int, eps: float
-) -> Turn:
-    """What the heads of a layer go through.
-
-    Args:
-      rotary: cos and sin of each slot's position, each [S, Q / 2] float32.
-      norms: scales of queries and keys, each [Q]; empty: they are not normalised.
-      parts: D.
-      eps: of the norms.
-    """
+def rotation(rotary: tuple[jax.Array, jax.Array]) -> Turn:
+    """What the heads of every layer go through, from cos and sin of each slot's position, each
+    [S, Q / 2] float32."""
     cos, sin = rotary
     check("SR, SR", cos=cos, sin=sin)
-    return Turn(
-        cos=jnp.concatenate([cos, cos], axis=-1),
-        sin=jnp.concatenate([-sin, sin], axis=-1),
-        norms=tuple(jnp.broadcast_to(scale[None], (parts, len(scale))) for scale in norms),
-        eps=eps,
-    )
+    return Turn(jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1))
 
 
 def write_tokens(

@@ -24,7 +24,7 @@ from jaxrl_vr.models.blockwise import ATTENDED
 from jaxrl_vr.models.dealt import collect, deal
 from jaxrl_vr.models.distinct import Distinct, in_rows, of_tokens
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, ListReads, Pages, empty_pages
-from jaxrl_vr.models.paged_write import Turn, turn_of
+from jaxrl_vr.models.paged_write import Turn, rotation
 from jaxrl_vr.models.params import Params, declare
 from jaxrl_vr.models.quantized import product, quantized_layer
 from jaxrl_vr.models.rotary import rotary_angles, rotate
@@ -292,19 +292,20 @@ class Transformer:
         rotary = rotary_angles(self.arch, position[:, None])
         with_kernels = isinstance(plan.reads, ListReads)
 
+        turn = rotation((rotary[0][:, 0], rotary[1][:, 0])) if with_kernels else None
+
         def turn_in(layer: int) -> Turn | None:
-            if not with_kernels:
-                return None
-            weights, (cos, sin) = view["layers"][layer], rotary
-            norms = [weights[name] for name in ("q_norm", "k_norm") if self.arch.has_qk_norm]
-            return turn_of((cos[:, 0], sin[:, 0]), norms, plan.num_parts, self.arch.norm_eps)
+            if turn is None or not self.arch.has_qk_norm:
+                return turn
+            norms = [view["layers"][layer][name] for name in ("q_norm", "k_norm")]
+            return turn.normalised(norms, plan.num_parts, self.arch.norm_eps)
 
         def attend_in(layer: int) -> Attend:
             def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
                 new = q.reshape(S, K, -1, Q), k[:, 0], v[:, 0]  # H -> K, R
-                layer_pages, turn = (keys[layer], values[layer]), turn_in(layer)
+                layer_pages = keys[layer], values[layer]
                 out, (keys[layer], values[layer]) = decode_attention(
-                    new, layer_pages, pages.keys_across, position, plan, turn
+                    new, layer_pages, pages.keys_across, position, plan, turn_in(layer)
                 )
                 return out.reshape(q.shape)  # K, R -> H
 

@@ -13,12 +13,13 @@ from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params, upd
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import architecture, teacher
 from jaxrl_vr.plan.memory import advice_for, of_device
-from jaxrl_vr.plan.program import Program
+from jaxrl_vr.plan.program import Branch, Program, scope_of
 from jaxrl_vr.plan.report import Compiled, compiled
 from jaxrl_vr.plan.roofline import mean_share
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, layout, mesh_of
+from jaxrl_vr.sampler.plans import POOL_MEMBERS
 from jaxrl_vr.sampler.sizes import Sizes
 from jaxrl_vr.sharding import local_bytes
 from jaxrl_vr.train.check import check_optimizers, checked_mesh
@@ -124,7 +125,7 @@ def planned(
         kernel_bytes: float = 0,
         of_model: Transformer = model,
         trips: int = steps,
-        branch: Callable[..., str] = _longest,
+        branch: Branch = lambda _: max,
     ) -> Compiled:
         # Kernels' products are not in the text.
         kernels = 0.0
@@ -181,7 +182,7 @@ def planned(
         lowered.decode(view).compile(),
         must_read,
         kernel_bytes=by_kernels,
-        branch=branch_of(stage.sampling),
+        branch=branch_of(stage.sampling, rollouts.samples),
     )
     programs["weight_sync"] = of(made, weights + view_bytes)
     memory = of_device(lowered, programs, weights, view_bytes, cache_bytes)
@@ -277,18 +278,23 @@ def pages_before(prompt_tokens: int, sizes: Sizes) -> int:
     return (chunks - 1) * sizes.prefill_tokens // (2 * sizes.page_tokens)
 
 
-def branch_of(sampling: SamplingConfig) -> Callable[..., str]:
-    """Of a decode step's branches the one that runs: the vocabulary is searched only to cut it.
+def branch_of(sampling: SamplingConfig, samples: int) -> Branch:
+    """Of each conditional of a decode step the branch that runs.
 
-    Where plain XLA attends the cache, a prompt of more than eight samples has a branch as well, and
-    is chosen alike though it does not depend on sampling.
+    Args:
+      sampling: of the stage; the vocabulary is searched only to cut it.
+      samples: of a prompt; plain XLA attends it in entries, whose second half may be empty.
     """
-    return _longest if sampling.cuts else _shortest
+    runs = {
+        "cut": bool(sampling.cuts),
+        "top_k": sampling.top_k > 0,
+        "top_p": sampling.top_p < 1,
+        "greedy": sampling.temperature == 0,
+        "shared": samples > POOL_MEMBERS // 2,
+    }
 
+    def branch(line: str) -> Callable[..., str]:
+        scopes = [scope for scope in scope_of(line).split("/") if scope in runs]
+        return max if not scopes or runs[scopes[-1]] else min
 
-def _longest(names: list[str], key: Callable[[str], Any]) -> str:
-    return max(names, key=key)
-
-
-def _shortest(names: list[str], key: Callable[[str], Any]) -> str:
-    return min(names, key=key)
+    return branch

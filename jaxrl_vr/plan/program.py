@@ -43,6 +43,7 @@ _COLLECTIVES = (
 _FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "while", "conditional")
 
 Trips = Callable[[str], int]
+Branch = Callable[[str], Callable[..., str]]
 """How often the loop of a line is run, where the compiler does not know."""
 
 
@@ -71,10 +72,10 @@ class Program:
     Args:
       text: as the compiler gives it.
       trips: how often the loop of a line is run, where the text does not say.
-      branch: of the cycles of a conditional's branches, those that count: `max` or `min`.
+      branch: of a conditional's line, which of its branches counts, by cycles: `max` or `min`.
     """
 
-    def __init__(self, text: str, trips: Trips | None = None, branch: Callable[..., str] = max):
+    def __init__(self, text: str, trips: Trips | None = None, branch: Branch = lambda _: max):
         self._trips = trips
         self._branch = branch
         self._lines: dict[str, list[str]] = {}
@@ -108,7 +109,7 @@ class Program:
             if body := loop_body(line):
                 yield from self.lines(body, times * self.trips(line))
             if branches := re.search(r" conditional\(.*branch_computations=\{([^}]*)\}", line):
-                yield from self.lines(self._choose(branches[1]), times)
+                yield from self.lines(self._choose(line, branches[1]), times)
 
     def loops(self, name: str = "ENTRY") -> list[str]:
         """The bodies of a computation's own loops."""
@@ -188,11 +189,11 @@ class Program:
                 )
         return found
 
-    def _choose(self, branches: str) -> str:
+    def _choose(self, line: str, branches: str) -> str:
         if branches not in self._chosen:
             names = [branch.strip().lstrip("%") for branch in branches.split(",")]
             # Where there are no cycles, as of a CPU's program, by products.
-            self._chosen[branches] = self._branch(
+            self._chosen[branches] = self._branch(line)(
                 names, key=lambda name: (self.cycles(name), self.flops(name))
             )
         return self._chosen[branches]

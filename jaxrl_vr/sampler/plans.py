@@ -21,10 +21,10 @@ from jaxrl_vr.sampler.residents import Own, Residents, Shared, Text
 from jaxrl_vr.sampler.scheduler import MAX_STOP_IDS, Live
 from jaxrl_vr.sampler.support import SamplingValues
 
-# Samples of a prompt that attend it as one product; more are so many products. Plain XLA leaves the
-# second half of an entry's places out where it is empty.
-_POOL_MEMBERS = 16
-_LIST_MEMBERS = 8
+POOL_MEMBERS = 16
+"""Samples of a prompt that attend it as one product; more are so many products. Plain XLA leaves
+the second half of an entry's places out where it is empty."""
+_LIST_MEMBERS = 8  # of the kernels
 
 
 def admission(
@@ -136,8 +136,8 @@ def _pool_reads(part: Residents, row_of: np.ndarray, num_rows: int, longest: int
     in_use = pool.blocks()
     blocks[0, : len(in_use)] = in_use
 
-    entries = _entries(part, row_of, _POOL_MEMBERS)
-    members = _members(entries, num_rows, _POOL_MEMBERS)
+    entries = _entries(part, row_of, POOL_MEMBERS)
+    members = _members(entries, num_rows, POOL_MEMBERS)
     table = np.zeros((len(members), pool.pages_for(longest)), np.int32)
     count = np.zeros_like(table)
     columns = np.zeros((1, len(members) // TILE), np.int32)

@@ -100,8 +100,10 @@ def smallest_kept(
         enough = values.top_p * total
         return _search(lambda level: above(level, mass) < enough, _order(last), top)
 
-    last = jax.lax.cond(asked.has_top_k, by_count, lambda: everything)
-    least = jax.lax.cond(asked.has_top_p, by_mass, lambda: last)
+    with jax.named_scope("top_k"):
+        last = jax.lax.cond(asked.has_top_k, by_count, lambda: everything)
+    with jax.named_scope("top_p"):
+        least = jax.lax.cond(asked.has_top_p, by_mass, lambda: last)
     floor = peak + jnp.log(values.min_p)  # log 0 = -inf: off
     return jnp.maximum(jnp.where(has_top_p, least, last), floor)
 

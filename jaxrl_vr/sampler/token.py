@@ -185,8 +185,10 @@ def draw(
         return jnp.where(greedy, likeliest, token), jnp.where(greedy, 0.0, above)
 
     # The search goes over the vocabulary many times, so only where a slot asks for it.
-    token, above, mass = jax.lax.cond(asked.is_cut, cut, uncut)
-    token, above = jax.lax.cond(asked.is_greedy, largest, lambda: (token, above))
+    with jax.named_scope("cut"):
+        token, above, mass = jax.lax.cond(asked.is_cut, cut, uncut)
+    with jax.named_scope("greedy"):
+        token, above = jax.lax.cond(asked.is_greedy, largest, lambda: (token, above))
     # The same difference as in `losses.logprobs.token_logprob`, from sums that are there already.
     entropy = _entropy(logits - peak[:, None], total, vocabulary) if with_entropy else None
     return Drawn(token, above - jnp.log(total), mass, entropy)

@@ -34,3 +34,12 @@ def test_a_file_that_gives_another_type(files):
         f'more.toml: stages.end.type = "train": {NEEDS} stages.end.optimizer (a table); tasks does '
         'not belong to type "train"'
     ]
+
+
+def test_a_type_that_was_there_before_another(files):
+    base = BASE.replace('type = "score"', 'type = "train"\noptimizer = { learning_rate = 1.0 }')
+    more = "[[stages]]\nname = 'end'\ntype = 'score'\ntasks = ['a']"
+    assert errors(files, "stages.end.type=train", base=base, more=more) == [
+        f'command line: stages.end.type = "train": {NEEDS} stages.end.optimizer (a table); tasks '
+        'does not belong to type "train"'
+    ]

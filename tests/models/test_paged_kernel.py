@@ -14,7 +14,7 @@ from jaxrl_vr.models import paged_write
 from jaxrl_vr.models.paged import ListReads, PageList, PoolReads, write
 from jaxrl_vr.models.paged_attention import attend_own, attend_shared, merge
 from jaxrl_vr.models.paged_kernel import attend_lists
-from jaxrl_vr.models.paged_write import turn_of, write_tokens
+from jaxrl_vr.models.paged_write import rotation, write_tokens
 from jaxrl_vr.models.rotary import rotate
 from jaxrl_vr.models.transformer import rms_norm
 from jaxrl_vr.sampler.page_pool import PagePool
@@ -204,7 +204,7 @@ def test_turns_and_writes_as_plain_xla_does(num_slots, dtype, has_norm, monkeypa
 
     @jax.jit
     def found_by(layer, new, norms):
-        turn = turn_of(rotary, norms, 1, 1e-6)
+        turn = rotation(rotary).normalised(norms, 1, 1e-6)
         return write_tokens(layer, page, offset, new, turn)
 
     @jax.jit
@@ -235,12 +235,12 @@ import jax, jax.numpy as jnp
 from jaxrl_vr.plan.topology import devices
 from jaxrl_vr.models.paged import ListReads, PageList
 from jaxrl_vr.models.paged_kernel import attend_lists
-from jaxrl_vr.models.paged_write import turn_of, write_tokens
+from jaxrl_vr.models.paged_write import rotation, write_tokens
 
 S, E, W, I, G, P, C = 24, 24, 8, 60, 8, 300, 128
 
 def decode(layer, reads, own, shared, page, offset, new, rotary, norms):
-    turn = turn_of(rotary, norms, 1, 1e-6)
+    turn = rotation(rotary).normalised(norms, 1, 1e-6)
     q, layer = write_tokens(layer, page, offset, new, turn)
     return attend_lists(q, layer, reads, own, shared), layer
 

@@ -28,7 +28,6 @@ from jaxrl_vr.plan.topology import mesh_of, num_devices
 from jaxrl_vr.sharding import MeshConfig, axis_sizes, make_mesh
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.limits import Rollouts
-from jaxrl_vr.train.stages import SamplingConfig
 from jaxrl_vr.train.update import Learner
 
 
@@ -127,12 +126,6 @@ def test_a_chunk_of_a_prompt_comes_behind_the_pages_of_those_before(tokens, page
     """Chunks of 2,048 tokens are 16 pages of 128: none, 16, 32 and 48 before the four of 8,192."""
     sizes = types.SimpleNamespace(prefill_tokens=2048, page_tokens=128)
     assert plan_module.pages_before(tokens, sizes) == pages
-
-
-@pytest.mark.parametrize("more, runs", [({}, "plain"), ({"top_k": 5}, "searched")])
-def test_the_vocabulary_is_searched_where_it_is_cut(more, runs):
-    branch = plan_module.branch_of(SamplingConfig(max_new_tokens=8, **more))
-    assert branch(["plain", "searched"], key={"plain": 1, "searched": 9}.get) == runs
 
 
 def test_a_gpu_is_planned_by_formulas(config_file, capsys):

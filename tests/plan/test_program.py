@@ -45,7 +45,7 @@ def test_estimate_counts_loops_by_trips_and_the_dearest_branch():
 
 
 def test_the_cheapest_branch_and_the_body_of_a_loop():
-    program = Program(PROGRAM, branch=min)
+    program = Program(PROGRAM, branch=lambda _: min)
     assert program.loops() == ["body.3"] and program.cycles("body.3") == 1 + 5
     assert program.cycles() == 100 + 3 * 6
 
