@@ -138,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     stage = rl_stage(config, None)
     mesh = mesh_of(config.mesh, devices(args.topology), 1)
     for remat in args.remat or [config.model.remat]:
-        model = dataclasses.replace(planned_model(config), remat=remat)
+        model = dataclasses.replace(planned_model(config, mesh.devices.flat[0]), remat=remat)
         update = update_of(stage, model, mesh, learner_of(stage, model, mesh))
         rows = stage.micro.rows
         assert rows != "auto", "the config names its rows"

@@ -51,7 +51,7 @@ class ByHand:
             width,
             CONTEXT,
             3 * self._rows,
-            self._item_pages is not None,
+            "xla" if self._item_pages is None else "splash",
         )
         hidden, self.pages = self._extend(self.view, tokens, self.pages, self.prefilled)
         return hidden

@@ -20,12 +20,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_vr.arrays import check
 from jaxrl_vr.models.blockwise import blockwise_attention
+from jaxrl_vr.models.cudnn import cudnn_attention
 from jaxrl_vr.models.dealt import can_deal, in_order, num_parts
 from jaxrl_vr.models.splash import LANES, from_the_last, splash, splash_attention, takes
 from jaxrl_vr.sharding import TRAIN_RULES, current_mesh, spec
 
-Backend = Literal["xla", "splash", "splash_interpreted"]
-"""Plain XLA by blocks, or TPU kernels; interpreted they run anywhere, slowly."""
+Backend = Literal["xla", "splash", "splash_interpreted", "cudnn"]
+"""Plain XLA by blocks, the TPU's kernels (interpreted they run anywhere, slowly), or the GPU's,
+which take rows that are not split."""
 
 
 def attention(
@@ -78,6 +80,8 @@ def _on_devices(
     R, T = q.shape[2:4]
     mesh = current_mesh()
     if mesh is None or mesh.size == 1:
+        if backend == "cudnn":
+            return cudnn_attention(q, k, v, segment_ids)
         return _local(q, k, v, segment_ids, kernels(backend, R, T, 1, False), None, False)
     axes = ("batch", "kv_heads", "heads", "length", None)
     of_q = spec(axes, TRAIN_RULES, mesh, q.shape)
@@ -85,6 +89,14 @@ def _on_devices(
     of_segments = spec(("batch", "length"), TRAIN_RULES, mesh, segment_ids.shape)
     _, _, heads, context, _ = (*of_q, *[None] * (5 - len(of_q)))
     parts = mesh.shape[context] if context else 1
+    if backend == "cudnn" and parts == 1:
+        return jax.shard_map(
+            cudnn_attention,
+            mesh=mesh,
+            in_specs=(of_q, of_k, of_k, of_segments),
+            out_specs=of_q,
+            check_vma=False,
+        )(q, k, v, segment_ids)
     found = kernels(backend, R // (mesh.shape[heads] if heads else 1), T, parts, is_dealt)
     sharding = NamedSharding(mesh, PartitionSpec(None, context))
     of_kernels = tuple(
@@ -116,7 +128,7 @@ def kernels(
 
 
 def _has_kernel(backend: Backend, num_queries: int, num_keys: int) -> bool:
-    return backend != "xla" and takes(num_queries, num_keys)
+    return backend.startswith("splash") and takes(num_queries, num_keys)
 
 
 def _local(

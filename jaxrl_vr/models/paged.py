@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,9 @@ from jaxrl_vr.arrays import pytree_dataclass
 
 Layer = tuple[jax.Array, jax.Array]
 """Keys and values of one layer."""
+
+ChunkAttention = Literal["xla", "splash", "cudnn"]
+"""Who attends the tokens of a prefill among each other."""
 
 
 @functools.partial(
@@ -103,7 +106,7 @@ class DecodePlan:
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["start", "length", "table", "count", "num_columns", "page", "offset"],
-    meta_fields=["with_kernels"],
+    meta_fields=["attention"],
 )
 @dataclasses.dataclass(frozen=True)
 class ExtendPlan:
@@ -116,7 +119,7 @@ class ExtendPlan:
     num_columns: jax.Array  # [D] pages of the longest row
     page: jax.Array  # [N, T] page of each token; P drops it
     offset: jax.Array  # [N, T] place in its page
-    with_kernels: bool = False  # static; whether the chunk is attended by the TPU's
+    attention: ChunkAttention = "xla"  # static; who attends the chunk
 
 
 def empty_pages(

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxrl_vr.models.blockwise import causal_with_sums
+from jaxrl_vr.models.cudnn import cudnn_chunk
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, Layer, ListReads, write
 from jaxrl_vr.models.paged_attention import (
     Part,
@@ -27,11 +28,13 @@ from jaxrl_vr.models.paged_attention import (
 )
 from jaxrl_vr.models.paged_kernel import attend_lists
 from jaxrl_vr.models.paged_write import Turn, write_tokens
-from jaxrl_vr.models.splash import attend_chunk
+from jaxrl_vr.models.splash import splash_chunk
 from jaxrl_vr.sharding import SAMPLE_RULES, current_mesh, entry, num_shards, spec
 
 New = tuple[jax.Array, jax.Array, jax.Array]
 """q, k and v of new tokens."""
+
+_ATTEND_CHUNK = {"xla": causal_with_sums, "splash": splash_chunk, "cudnn": cudnn_chunk}
 
 
 def decode_attention(
@@ -115,7 +118,7 @@ def extend_attention(
             layer, across, plan.page.reshape(N * T), plan.offset.reshape(N * T), (keys, values)
         )
         with jax.named_scope("chunk"):
-            out, sums = attend_chunk(q, k, v) if plan.with_kernels else causal_with_sums(q, k, v)
+            out, sums = _ATTEND_CHUNK[plan.attention](q, k, v)
         # A row's own tokens and those before lie in pages of their own, so none is seen twice.
         columns = plan.num_columns[0]
         rows = (q * Q**-0.5).reshape(N, K, R * T, Q)

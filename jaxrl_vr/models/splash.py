@@ -122,7 +122,7 @@ def splash_attention(
     return found.astype(q.dtype)
 
 
-def attend_chunk(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+def splash_chunk(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rows of one segment, with what merges them with attention to other keys; no gradient.
 
     Compiled on TPU; elsewhere interpreted, which is slow and for tests. Rows that the kernels do

@@ -21,6 +21,7 @@ from jaxrl_vr.arrays import check
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.attention import Backend, attention, takes_dealt
 from jaxrl_vr.models.blockwise import ATTENDED
+from jaxrl_vr.models.cudnn import MOST_SEGMENTS
 from jaxrl_vr.models.dealt import collect, deal
 from jaxrl_vr.models.distinct import Distinct, in_rows, of_tokens
 from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, ListReads, Pages, empty_pages
@@ -125,6 +126,11 @@ class Transformer:
     @property
     def max_length(self) -> int:
         return self.arch.max_length
+
+    @property
+    def most_sequences(self) -> int | None:
+        """Of a packed row, which the attention of the learner's pass takes; None: any number."""
+        return MOST_SEGMENTS if self.attention == "cudnn" else None
 
     def declare(self) -> dict[str, Any]:
         """The parameters, as a tree of `Param`."""

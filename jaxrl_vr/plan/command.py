@@ -16,6 +16,7 @@ from jaxrl_vr.plan.roofline import Choice
 from jaxrl_vr.plan.search import (
     NothingFits,
     first_fitting,
+    has_room,
     ranked,
     roofline_plan,
     with_choice,
@@ -86,7 +87,13 @@ def _searched(
     except NothingFits as error:
         print(error)
         return []
-    print(f"{len(found)} layouts fit by formulas; the fastest, estimates of a step")
+    if has_room(found[0][1], chip):
+        print(f"{len(found)} layouts fit by formulas; the fastest, estimates of a step")
+    else:
+        print(
+            f"none fits by formulas with room to spare; {len(found)} come near, the smallest "
+            "first, estimates of a step"
+        )
     for choice, one in found[:_SHOWN]:
         mesh = " ".join(f"{name}={size}" for name, size in choice.mesh.items()) or "one device"
         print(

@@ -18,7 +18,7 @@ from jaxrl_vr.plan.report import Compiled, compiled
 from jaxrl_vr.plan.roofline import mean_share
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
-from jaxrl_vr.plan.topology import chip_of, devices, layout, mesh_of
+from jaxrl_vr.plan.topology import chip_of, devices, layout, mesh_of, places
 from jaxrl_vr.sampler.plans import POOL_MEMBERS
 from jaxrl_vr.sampler.sizes import Sizes
 from jaxrl_vr.sharding import local_bytes
@@ -57,7 +57,7 @@ def plan(
     """
     chip = chip_of(topology)
     found = rl_stage(config, stage)
-    model = planned_model(config)
+    model = planned_model(config, places(topology)[0])
     # What is wrong with the config shows without the devices, for which libtpu is needed.
     checked_mesh(config, model.arch, lambda: layout(config.mesh, topology, num_slices))
     check_optimizers(config, model)
@@ -92,11 +92,11 @@ def rl_stage(config: RunConfig, name: str | None) -> RlStage:
     )
 
 
-def planned_model(config: RunConfig, platform: str = "tpu") -> Transformer:
-    """The model of a run on devices of a platform, without its weights."""
-    section = config.model
-    backend = attention_backend(section.attention, platform)
-    return Transformer(architecture(config), section.dtype, section.remat, backend)
+def planned_model(config: RunConfig, device: Any) -> Transformer:
+    """The model of a run on such devices, without its weights."""
+    section, arch = config.model, architecture(config)
+    backend = attention_backend(section, arch.head_dim, device)
+    return Transformer(arch, section.dtype, section.remat, backend)
 
 
 def planned(

@@ -31,6 +31,8 @@ from jaxrl_vr.train.rl_stage import RlStage
 
 _HEADROOM = 0.9
 """Of a chip's memory, that formulas may fill."""
+_NEAR = 1.1
+"""Of it, what the compiler may still find room for where formulas do not: they are not exact."""
 _WANTED, _TRIED, _REFUSALS = 3, 10, 3
 """A search ends when so many meshes have a layout that fits, or so many layouts were compiled, and
 leaves a mesh after so many of its layouts did not fit."""
@@ -53,7 +55,8 @@ class NothingFits(Exception):
 def ranked(
     config: RunConfig, stage: RlStage, topology: str, num_slices: int = 1
 ) -> list[tuple[Choice, Estimate]]:
-    """Choices that fit by formulas, the fastest first.
+    """Choices that fit by formulas, the fastest first; where none does, those that come near, the
+    smallest first.
 
     Args:
       config: of the run.
@@ -63,7 +66,7 @@ def ranked(
 
     Raises:
       ValueError: none can run, whatever memory there is.
-      NothingFits: none fits.
+      NothingFits: none comes near.
     """
     arch, rollouts, row_length = _sizes(config, stage)
     moments = moment_bytes(stage.optimizer, Transformer(arch).declare())
@@ -93,11 +96,19 @@ def ranked(
         )
     if not found:
         raise ValueError(_none_runs(refused))
-    fitting = [one for one in found if one[1].total_bytes <= _HEADROOM * chip.memory_bytes]
-    if not fitting:
-        choice, smallest = min(found, key=lambda one: one[1].total_bytes)
-        raise NothingFits(choice, smallest, chip)
-    return sorted(fitting, key=lambda one: one[1].step_s)
+    fitting = [one for one in found if has_room(one[1], chip)]
+    if fitting:
+        return sorted(fitting, key=lambda one: one[1].step_s)
+    smallest_first = sorted(found, key=lambda one: one[1].total_bytes)
+    near = [one for one in smallest_first if one[1].total_bytes <= _NEAR * chip.memory_bytes]
+    if not near:
+        raise NothingFits(*smallest_first[0], chip)
+    return near
+
+
+def has_room(found: Estimate, chip: Chip) -> bool:
+    """Whether a layout fits by formulas, with some memory to spare."""
+    return found.total_bytes <= _HEADROOM * chip.memory_bytes
 
 
 def _none_runs(refused: Sequence[tuple[Choice, list[Problem]]]) -> str:

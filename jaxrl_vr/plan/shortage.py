@@ -49,7 +49,7 @@ def explained(config: RunConfig, error: OutOfMemory, say: Callable[[str], None])
         cubes=0,
         source="the device itself",
     )
-    model = planned_model(config, device.platform)
+    model = planned_model(config, device)
     try:
         found = planned(config, stage, model, mesh, chip, device.device_kind, say)
     except NoRowFits as no_row:

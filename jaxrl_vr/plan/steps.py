@@ -110,9 +110,8 @@ class Lowered:
         chunks = [next_chunk(d, part.of_slot[0], sizes.run_tokens) for d, part in enumerate(parts)]
         width = chunks[0].width
         rows = max(1, sizes.prefill_tokens // width)
-        has_kernels = sizes.item_pages is not None
         arguments = extend_plan(
-            chunks, parts, rows, width, self.model.max_length, sizes.kept, has_kernels
+            chunks, parts, rows, width, self.model.max_length, sizes.kept, sizes.chunk_attention
         )
         return self._programs.lower_extend(view, *arguments)
 

@@ -86,6 +86,8 @@ class Shape:
     parts: int | None = None
     """R, equal parts of the rows, one for each of the devices that share them: tokens that stand
     in a part more than once behind the same prefix are computed once. None: none is looked for."""
+    sequences: int | None = None
+    """Most sequences of a row. None: as many as its tokens hold."""
 
     @property
     def tokens(self) -> int:
@@ -94,7 +96,10 @@ class Shape:
 
 
 def pack(
-    lengths: Sequence[int], row_length: int, groups: Sequence[int] | None = None
+    lengths: Sequence[int],
+    row_length: int,
+    groups: Sequence[int] | None = None,
+    most: int | None = None,
 ) -> list[list[int]]:
     """Places sequences into rows, the longest first, each into the first row with room.
 
@@ -106,6 +111,7 @@ def pack(
       groups: of each sequence, its group; those of one come one behind the other, the group of the
         longest first. It takes a few rows more and, where groups repeat a prompt, far fewer tokens.
         None: it does not matter who lies beside whom.
+      most: sequences of a row; None: as many as its tokens hold.
 
     Returns:
       Indices of the sequences in each row.
@@ -133,6 +139,8 @@ def pack(
             room.append(row_length)
         rows[row].append(i)
         room[row] -= lengths[i]
+        if len(rows[row]) == most:
+            room[row] = 0
     return rows
 
 
@@ -291,9 +299,10 @@ def _places(
     # Rows that are dealt are to be as independent as can be.
     by_group = shape.parts is not None and deal is None
     groups = [t.group for t in trajectories[::together]] if by_group else None
+    most = None if shape.sequences is None else shape.sequences // together
     rows = [
         [together * unit + i for unit in members for i in range(together)]
-        for members in pack(units, shape.row_length, groups)
+        for members in pack(units, shape.row_length, groups, most)
     ]
     if deal is not None:
         rows = [rows[i] for i in np.random.default_rng(deal).permutation(len(rows))]

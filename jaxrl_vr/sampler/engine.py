@@ -303,9 +303,9 @@ class SlotEngine:
                 if chunk.width == width and used[chunk.part] < rows:
                     used[chunk.part] += 1
                     taken.append(chunk)
-            has_kernels = self._sizes.item_pages is not None
+            sizes = self._sizes
             arrays = extend_plan(
-                taken, self._parts, rows, width, self._context, self._sizes.kept, has_kernels
+                taken, self._parts, rows, width, self._context, sizes.kept, sizes.chunk_attention
             )
             self._state = self._programs.extend(self._view, self._state, *arrays)
             self.occupancy.handed_over()

@@ -12,7 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_vr.models.paged import DecodePlan, ExtendPlan, ListReads, PageList, PoolReads
+from jaxrl_vr.models.paged import (
+    ChunkAttention,
+    DecodePlan,
+    ExtendPlan,
+    ListReads,
+    PageList,
+    PoolReads,
+)
 from jaxrl_vr.models.paged_attention import TILE
 from jaxrl_vr.sampler.chunks import Chunk
 from jaxrl_vr.sampler.decode import Admission
@@ -226,7 +233,7 @@ def extend_plan(
     width: int,
     longest: int,
     num_kept: int,
-    with_kernels: bool,
+    attention: ChunkAttention,
 ) -> tuple[np.ndarray, ExtendPlan, np.ndarray]:
     """The tokens, the plan and the places of the hidden states of a prefill program.
 
@@ -237,7 +244,7 @@ def extend_plan(
       width: T.
       longest: tokens of the longest request.
       num_kept: hidden states that a part keeps.
-      with_kernels: whether the chunks are attended by the TPU's.
+      attention: who attends the chunks.
 
     Returns:
       tokens [N, T], the plan, and [N] where each row's hidden state goes, of all parts together;
@@ -272,7 +279,7 @@ def extend_plan(
         if chunk.is_last:
             kept[n] = chunk.part * num_kept + text.row
     plan: list[Any] = [start, length, table, count, columns, page, offset]
-    return tokens, ExtendPlan(*plan, with_kernels=with_kernels), kept
+    return tokens, ExtendPlan(*plan, attention=attention), kept
 
 
 def _list_pages(text: Text, tokens: int, C: int, table: np.ndarray, count: np.ndarray) -> int:

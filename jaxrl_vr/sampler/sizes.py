@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from pydantic import Field
 
 from jaxrl_vr.config import Config
-from jaxrl_vr.models.paged import Pages
+from jaxrl_vr.models.cudnn import why_not
+from jaxrl_vr.models.paged import ChunkAttention, Pages
 from jaxrl_vr.models.transformer import Model
 from jaxrl_vr.sampler.page_pool import PagePool
 from jaxrl_vr.sampler.residents import Residents, shared_prompts
@@ -47,10 +48,10 @@ class EngineConfig(Config):
     logits more."""
     page_tokens: int = Field(default=0, ge=0, le=2**20)
     """Tokens of a page of the cache; 0: 64 on CPU with plain XLA, else 128."""
-    attention: Literal["auto", "xla", "pallas"] = "auto"
-    """Who attends the cache while decoding: plain XLA, or Pallas kernels on TPU (on CPU they are
-    interpreted, which is for tests). auto: pallas on TPU where heads are a multiple of 128, else
-    xla."""
+    attention: Literal["auto", "xla", "pallas", "cudnn"] = "auto"
+    """Who attends: plain XLA; "pallas", the TPU's kernels (on CPU they are interpreted, which is
+    for tests); "cudnn", the GPU's, for prompts, and plain XLA while decoding. auto: pallas on TPU
+    where heads are a multiple of 128, cudnn on Hopper and later in 16 bits, else xla."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Sizes:
       keys_across: how keys lie in a page.
       entropy: whether the entropy of each token's distribution is kept.
       item_pages: G, pages that the kernel reads at a time; None without it.
+      chunk_attention: who attends the tokens of a prefill among each other.
       prefill_tokens: of a part's prefill program. An accelerator wants many; on CPU more rows bring
         nothing.
       run_tokens: padding that costs no more than one run more: where reading the weights takes
@@ -84,6 +86,7 @@ class Sizes:
     keys_across: bool
     entropy: bool
     item_pages: int | None
+    chunk_attention: ChunkAttention
     prefill_tokens: int
     run_tokens: int
 
@@ -100,7 +103,8 @@ def cache_sizes(
       requests: what the cache is to have room for where the config gives no size: for all slots of
         them at their limits, or as many as a share of the memory holds, but for the largest anyway.
     """
-    platform = mesh.devices.flat[0].platform
+    device = mesh.devices.flat[0]
+    platform = device.platform
     token = jax.eval_shape(lambda: model.empty_pages(1, 1, False))
     has_kernel = _has_kernel(config, platform, token.v[0].shape[-1])
     # What suits the vector units of a CPU.
@@ -131,6 +135,7 @@ def cache_sizes(
         keys_across=is_cpu,
         entropy=config.entropy,
         item_pages=_item_pages(token, page_tokens, mesh) if has_kernel else None,
+        chunk_attention="splash" if has_kernel else _chunk_attention(config, token, device),
         prefill_tokens=128 if platform == "cpu" else 2048,
         run_tokens=64 if platform == "cpu" else 0,
     )
@@ -161,6 +166,15 @@ def _has_kernel(config: EngineConfig, platform: str, head_dim: int) -> bool:
     return config.attention == "pallas" or (
         config.attention == "auto" and platform == "tpu" and fits
     )
+
+
+def _chunk_attention(config: EngineConfig, token: Pages, device: Any) -> ChunkAttention:
+    """Who attends a prefill where the TPU's kernels do not."""
+    values = token.v[0]
+    why = why_not(values.dtype, values.shape[-1], device)
+    if config.attention == "cudnn" and why is not None:
+        raise ValueError(f'engine.attention = "cudnn": {why}; use "auto" or "xla"')
+    return "xla" if config.attention == "xla" or why is not None else "cudnn"
 
 
 def most_pages(page_tokens: int, request: Request) -> int:

@@ -73,8 +73,10 @@ class RandomModel(Config):
     remat: Remat = "none"
     """What the backward pass computes again of each block: "none", "minimal" (norms, rotations and
     other cheap steps), "block" (everything: least memory, a third more products)."""
-    attention: Literal["auto", "xla", "splash"] = "auto"
-    """Of the learner: "splash" runs TPU kernels, "xla" anywhere; "auto" goes by the platform."""
+    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
+    """Of the learner: "splash" is the TPU's kernels, "cudnn" the GPU's (Hopper or later, 16 bits;
+    rows that `mesh.context` splits are left to "xla"), "xla" runs anywhere. "auto" goes by the
+    device."""
 
     @model_validator(mode="after")
     def _check(self) -> RandomModel:
@@ -116,8 +118,10 @@ class PretrainedModel(Config):
     remat: Remat = "none"
     """What the backward pass computes again of each block: "none", "minimal" (norms, rotations and
     other cheap steps), "block" (everything: least memory, a third more products)."""
-    attention: Literal["auto", "xla", "splash"] = "auto"
-    """Of the learner: "splash" runs TPU kernels, "xla" anywhere; "auto" goes by the platform."""
+    attention: Literal["auto", "xla", "splash", "cudnn"] = "auto"
+    """Of the learner: "splash" is the TPU's kernels, "cudnn" the GPU's (Hopper or later, 16 bits;
+    rows that `mesh.context` splits are left to "xla"), "xla" runs anywhere. "auto" goes by the
+    device."""
 
     @model_validator(mode="after")
     def _check(self) -> PretrainedModel:

@@ -114,6 +114,9 @@ def stage_shape(
     def update() -> Update:
         return update_of(stage, model, mesh, learner, teacher)
 
+    def of(shape: Shape) -> Shape:
+        return dataclasses.replace(shape, sequences=model.most_sequences)
+
     row_length = stage.row_length(model.max_length)
     found = ctx.stage_folder(stage.name) / "micro.json"
     if stage.micro.rows == "auto" and found.is_file():
@@ -123,11 +126,11 @@ def stage_shape(
             kept["row_length"] == row_length
             and kept["rows"] % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
         ):
-            return shape_of(stage, row_length, kept["rows"], mesh)
+            return of(shape_of(stage, row_length, kept["rows"], mesh))
     shape = micro_shape(stage, row_length, mesh, update, ctx.console.message)
     if stage.micro.rows == "auto":
         write_json(found, {"rows": shape.rows, "row_length": row_length})
-    return shape
+    return of(shape)
 
 
 def _optional(stage: SftStage | DpoStage | RlStage) -> tuple[str, ...]:

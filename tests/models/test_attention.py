@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl_vr.models.attention import attention
 from jaxrl_vr.models.blockwise import blockwise_attention, causal_with_sums
-from jaxrl_vr.models.splash import attend_chunk
+from jaxrl_vr.models.splash import splash_chunk
 from jaxrl_vr.sharding import MeshConfig, make_mesh
 
 HEADS = pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (6, 2), (3, 1)])
@@ -195,5 +195,5 @@ def test_a_chunk_has_the_sums_that_merge_it(T):
     scores = np.where(np.tri(T, dtype=bool), scores, -np.inf)
     sums = np.logaddexp.reduce(scores, axis=-1)
     expected = np.einsum("bkrtc,bkcq->bkrtq", np.exp(scores - sums[..., None]), v)
-    for attend in (causal_with_sums, attend_chunk, functools.partial(causal_with_sums, block=16)):
+    for attend in (causal_with_sums, splash_chunk, functools.partial(causal_with_sums, block=16)):
         assert_all_close(attend(q, k, v), (expected, sums), atol=1e-5)

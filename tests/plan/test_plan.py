@@ -49,7 +49,7 @@ def planned(path, topology, *overrides):
 def test_products_are_those_of_the_formula(config_file, on_cpu, remat, passes):
     found = planned(config_file, "v5e:1x1", f'model.remat="{remat}"')
     config = load(RunConfig, [config_file], [])
-    arch = plan_module.planned_model(config).arch
+    arch = plan_module.architecture(config)
     rows, length = 16, 128
     body = num_params(declare(arch)) - arch.vocab_size * arch.width
     of_body = 2 * passes * body * rows * length
@@ -67,7 +67,7 @@ def test_products_are_those_of_the_formula(config_file, on_cpu, remat, passes):
 def test_memory_is_that_of_the_arrays(config_file, on_cpu):
     ema = "stages.rl.ema={ decay = 0.9 }"
     one, split = (planned(config_file, topology, ema) for topology in ("v5e:1x1", "v5e:2x2"))
-    arch = plan_module.planned_model(load(RunConfig, [config_file], [])).arch
+    arch = plan_module.architecture(load(RunConfig, [config_file], []))
     weights = 4 * num_params(declare(arch))
     assert one["memory"]["parameters"] == weights
     assert one["memory"]["optimizer"] == pytest.approx(2 * weights, abs=8)
@@ -88,7 +88,7 @@ def test_memory_is_that_of_the_arrays(config_file, on_cpu):
 
 
 def test_moments_count_as_they_are_stored_and_where(config_file, on_cpu):
-    arch = plan_module.planned_model(load(RunConfig, [config_file], [])).arch
+    arch = plan_module.architecture(load(RunConfig, [config_file], []))
     weights, at = 4 * num_params(declare(arch)), "stages.rl.optimizer"
     stored = f"{at}.b2=0.95", f'{at}.state_dtype="bfloat16"'
     half = planned(config_file, "v5e:2x2", *stored)["memory"]
@@ -288,7 +288,7 @@ def test_critic_and_reference_are_counted(config_file, tmp_path, on_cpu):
     without = planned(config_file, "v5e:2x2")
     found = planned(config_file, "v5e:2x2", *more)
     config = load(RunConfig, [config_file], [])
-    arch = plan_module.planned_model(config).arch
+    arch = plan_module.architecture(config)
     of_critic = 4 * (num_params(declare(arch)) + arch.width)
     memory, step = found["memory"], found["step"]
     assert memory["critic"] == pytest.approx(3 * of_critic / 4, rel=0.01)
@@ -420,8 +420,8 @@ def test_a_tpu_config_has_its_plan_beside_it_and_fits(path):
     stage = plan_module.rl_stage(config, None)
     sizes = axis_sizes(config.mesh, num_devices(topology))
     mesh = ", ".join(f"{name} = {size}" for name, size in sizes.items() if size > 1)
-    N = num_params(declare(plan_module.planned_model(config).arch))
-    family = plan_module.planned_model(config).arch.family
+    N = num_params(declare(plan_module.architecture(config)))
+    family = plan_module.architecture(config).family
     assert first == f"{family} of {N / 1e9:.2f} billion parameters on {topology} ({mesh}): fits"
     assert kind == "  compiled; every time is an estimate"
     rows, row_length = stage.micro.rows, stage.row_length(config.model.max_length)

@@ -1,6 +1,7 @@
 """`--search`: layouts ranked by formulas, and the first that fit compiled."""
 
 import re
+from pathlib import Path
 
 import jax
 import pytest
@@ -11,7 +12,14 @@ from jaxrl_vr.config import load
 from jaxrl_vr.plan import command
 from jaxrl_vr.plan import plan as plan_module
 from jaxrl_vr.plan.roofline import Choice
-from jaxrl_vr.plan.search import first_fitting, ranked, roofline_plan, with_choice
+from jaxrl_vr.plan.search import (
+    first_fitting,
+    has_room,
+    ranked,
+    roofline_plan,
+    with_choice,
+)
+from jaxrl_vr.plan.topology import chip_of
 from jaxrl_vr.sharding import make_mesh
 from jaxrl_vr.train.config import RunConfig
 
@@ -28,6 +36,20 @@ def test_choices_are_ranked_and_all_of_them_work(config_file):
         make_mesh(laid_out.mesh, jax.devices())
         assert laid_out.model.remat == choice.remat
         assert plan_module.rl_stage(laid_out, None).micro.rows == choice.rows
+
+
+def test_where_none_fits_by_formulas_those_near_it_are_tried_the_smallest_first():
+    """The compiler finds room for one that ships, of which formulas see a little too much."""
+    root = Path(__file__).parents[2]
+    config = load(RunConfig, [root / "configs/tpu/qwen2.5_7b_v5e-4x4_grpo.toml"], [])
+    found = ranked(config, plan_module.rl_stage(config, None), "v5e:4x4")
+    sizes = [one.total_bytes for _, one in found]
+    assert sizes == sorted(sizes)
+    memory = chip_of("v5e:4x4").memory_bytes
+    assert 0.9 * memory < sizes[0] and sizes[-1] <= 1.1 * memory
+    shipped = Choice(1, 4, 1, 4, rows=4, remat="block")
+    assert shipped in [choice for choice, _ in found[:10]]
+    assert not any(has_room(one, chip_of("v5e:4x4")) for _, one in found)
 
 
 def laid_out(data, tensor, rows, remat="none"):

@@ -55,6 +55,24 @@ def test_pack_by_hand():
     assert pack([], 4) == []
 
 
+@given(lengths, st.integers(1, 4))
+def test_rows_of_at_most_so_many_sequences(lengths, most):
+    rows = pack(lengths, 20, most=most)
+    assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in row) <= 20 and len(row) <= most for row in rows)
+    if max(map(len, pack(lengths, 20))) <= most:
+        assert rows == pack(lengths, 20), "where it binds nowhere it changes nothing"
+
+
+def test_rows_of_at_most_two_by_hand():
+    assert pack([1, 1, 1, 5, 2], 10, most=2) == [[3, 4], [0, 1], [2]]
+    every = [trajectory(n, 0) for n in (2, 2, 3, 3, 1, 1)]
+    for most, pairs_of_a_row in ((None, [3]), (5, [2, 1]), (2, [1, 1, 1])):
+        batch = build(every, np.ones(6), Shape(20, 1, sequences=most), together=2)
+        found = [row.max() // 2 for row in batch.segment_ids[:, 0] if row.any()]
+        assert found == pairs_of_a_row
+
+
 def test_pack_refuses_what_is_too_long():
     with pytest.raises(ValueError, match="a sequence of 11 tokens does not fit a row of row_len"):
         pack([3, 11], 10)

@@ -16,6 +16,8 @@ class Device:
     """All that sizes ask of a device."""
 
     platform: str
+    compute_capability: str = ""
+    device_kind: str = "a device"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +29,9 @@ class Devices:
     axis_names = tuple(shape)
 
 
-def sizes(platform, head_dim=128, **config):
-    model = Transformer(Architecture(**ARCH, head_dim=head_dim), "bfloat16")
-    mesh = Devices(DeviceArray(Device(platform)))
+def sizes(platform, head_dim=128, capability="", dtype="bfloat16", **config):
+    model = Transformer(Architecture(**ARCH, head_dim=head_dim), dtype)
+    mesh = Devices(DeviceArray(Device(platform, capability)))
     return cache_sizes(model, EngineConfig(cache_tokens=4096, **config), mesh)
 
 
@@ -59,6 +61,32 @@ def test_the_platform_chooses_and_the_config_overrides(
     assert (found.item_pages is not None) == has_kernel
     assert found.page_tokens == page_tokens
     assert found.keys_across == (platform == "cpu" and not has_kernel)
+
+
+@pytest.mark.parametrize(
+    "platform, capability, dtype, attention, chunk_attention",
+    [
+        ("gpu", "9.0", "bfloat16", "auto", "cudnn"),
+        ("gpu", "9.0", "bfloat16", "cudnn", "cudnn"),
+        ("gpu", "9.0", "bfloat16", "xla", "xla"),
+        ("gpu", "9.0", "float32", "auto", "xla"),
+        ("gpu", "8.0", "bfloat16", "auto", "xla"),
+        ("gpu", "gfx942", "bfloat16", "auto", "xla"),
+        ("tpu", "", "bfloat16", "auto", "splash"),
+        ("tpu", "", "bfloat16", "xla", "xla"),
+        ("cpu", "", "bfloat16", "auto", "xla"),
+        ("cpu", "", "bfloat16", "pallas", "splash"),
+    ],
+)
+def test_who_attends_a_prefill(platform, capability, dtype, attention, chunk_attention):
+    found = sizes(platform, capability=capability, dtype=dtype, attention=attention)
+    assert found.chunk_attention == chunk_attention
+
+
+def test_cudnn_where_it_cannot_run_is_refused():
+    says = 'engine.attention = "cudnn": they want an NVIDIA GPU of Hopper .* use "auto" or "xla"'
+    with pytest.raises(ValueError, match=says):
+        sizes("gpu", capability="8.0", attention="cudnn")
 
 
 @pytest.mark.parametrize("platform, head_dim", [("gpu", 128), ("tpu", 64)])

@@ -1,10 +1,13 @@
 """Faults of a config: each is named with its key, its value and a fix, before anything runs."""
 
+from types import SimpleNamespace
+
 import pytest
 from inprocess import MODEL, ONES, call, config, evaluation, rl, sft
 
 from jaxrl_vr.config import ConfigError, load
-from jaxrl_vr.train.config import RunConfig
+from jaxrl_vr.train.config import RandomModel, RunConfig
+from jaxrl_vr.train.models import attention_backend
 
 FILE = """
 [[data]]
@@ -244,3 +247,31 @@ def test_fields_of_no_model_are_refused_by_load_too(tmp_path):
     path = config(tmp_path, sft("cold"), model=MODEL + "\n[meshes]\ndata = 1\n")
     with pytest.raises(ConfigError, match="did you mean `mesh`"):
         load(RunConfig, [path])
+
+
+@pytest.mark.parametrize(
+    "device, dtype, asked, backend",
+    [
+        (("tpu", ""), "bfloat16", "auto", "splash"),
+        (("tpu", ""), "bfloat16", "xla", "xla"),
+        (("cpu", ""), "float32", "auto", "xla"),
+        (("gpu", "9.0"), "bfloat16", "auto", "cudnn"),
+        (("gpu", "9.0"), "bfloat16", "cudnn", "cudnn"),
+        (("gpu", "9.0"), "bfloat16", "xla", "xla"),
+        (("gpu", "9.0"), "float32", "auto", "xla"),
+        (("gpu", "8.0"), "bfloat16", "auto", "xla"),
+    ],
+)
+def test_the_device_chooses_who_attends_and_the_config_overrides(device, dtype, asked, backend):
+    platform, capability = device
+    found = SimpleNamespace(platform=platform, compute_capability=capability, device_kind="it")
+    model = RandomModel(width=16, layers=1, heads=2, ffn=8, max_length=8, dtype=dtype)
+    model = model.model_copy(update={"attention": asked})
+    assert attention_backend(model, 8, found) == backend
+
+
+def test_the_gpus_attention_elsewhere_is_refused_before_anything_runs(tmp_path, capsys):
+    path = config(tmp_path, rl("grpo"))
+    said = call(capsys, "train", path, "--dry-run", 'model.attention="cudnn"', code=2)
+    assert 'model.attention = "cudnn": they want an NVIDIA GPU of Hopper or later' in said
+    assert 'use "auto" or "xla"' in said

@@ -1,0 +1,290 @@
+"""The GPU's attention against plain XLA: what cuDNN is called with, and its answers put together.
+
+No GPU is needed. `cudnn_on_cpu` gives jax's two primitives of cuDNN a meaning on CPU, by what cuDNN
+documents of its operands: element offsets of packed sequences, their lengths, garbage elsewhere.
+"""
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo as fused
+from jax._src.interpreters import mlir
+
+from jaxrl_vr.models.attention import attention
+from jaxrl_vr.models.blockwise import causal_with_sums
+from jaxrl_vr.models.cudnn import MOST_SEGMENTS, cudnn_chunk, why_not
+from jaxrl_vr.sharding import MeshConfig, make_mesh
+
+# bfloat16 holds 8 bits of each of some products
+ATOL = 0.03
+
+
+def owners(offsets, lengths, head_elements, num_tokens):
+    """The sequence of each token of all rows, and its place in it; -1 where there is none."""
+    first = offsets.reshape(-1)[: lengths.size] // head_elements
+    token = jnp.arange(num_tokens)[:, None]
+    inside = (token >= first) & (token < first + lengths.reshape(-1))
+    owner = jnp.where(inside.any(axis=1), jnp.argmax(inside, axis=1), -1)
+    return owner, token[:, 0] - first[owner]
+
+
+@jax.numpy_rank_promotion("allow")
+def emulated(q, k, v, q_seqlen, kv_seqlen, q_offsets, kv_offsets, scale, mask_type):
+    """Output and log-sum-exp of cuDNN's forward call."""
+    B, T, N, H = q.shape
+    K = k.shape[2]
+    tokens = q.reshape(B * T, N, H), *(a.reshape(B * T, K, H) for a in (k, v))
+    q, k, v = (a.astype(jnp.float32) for a in tokens)
+    k, v = (jnp.repeat(a, N // K, axis=1) for a in (k, v))
+    if q_offsets.ndim == 2:
+        assert mask_type == fused.MaskType.PADDING_CAUSAL
+        of_q = owners(q_offsets, q_seqlen, N * H, B * T)
+        of_k = owners(kv_offsets, kv_seqlen, K * H, B * T)
+    else:
+        assert mask_type == fused.MaskType.CAUSAL
+        of_q = of_k = jnp.divmod(jnp.arange(B * T), T)
+    seen = (of_q[0][:, None] == of_k[0]) & (of_q[1][:, None] >= of_k[1]) & (of_q[0] >= 0)[:, None]
+    scores = jnp.where(seen, jnp.einsum("tnh,snh->nts", q, k) * scale, -jnp.inf)
+    sums = jax.nn.logsumexp(scores, axis=-1)
+    weight = jnp.where(seen, jnp.exp(scores - sums[..., None]), 0)
+    out = jnp.einsum("nts,snh->tnh", weight, v)
+    out = jnp.where((of_q[0] >= 0)[:, None, None], out, jnp.nan)
+    return out.reshape(B, T, N, H), sums.reshape(N, B, T).swapaxes(0, 1)
+
+
+def forward(q, k, v, bias, *rest, scale, mask_type, is_training, **_):
+    del bias
+    out, sums = emulated(q, k, v, *rest[:4], scale, mask_type)
+    if not is_training:
+        return [out.astype(q.dtype)]
+    parts = fused.get_max_seg_per_batch(rest[2])
+    return [out.astype(q.dtype), jnp.repeat(sums, parts, axis=0)]
+
+
+def backward(q, k, v, bias, *rest, scale, mask_type, **_):
+    del bias
+    gradient = rest[-1]
+
+    def of(q, k, v):
+        return emulated(q, k, v, *rest[:4], scale, mask_type)[0]
+
+    _, pull = jax.vjp(of, *(a.astype(jnp.float32) for a in (q, k, v)))
+    return [a.astype(q.dtype) for a in pull(gradient.astype(jnp.float32))]
+
+
+@pytest.fixture
+def cudnn_on_cpu(monkeypatch):
+    for primitive, meaning in (
+        (fused._dot_product_attention_fwd_p, forward),
+        (fused._dot_product_attention_bwd_p, backward),
+    ):
+        lowered = mlir.lower_fun(meaning, multiple_results=True)
+        mlir.register_lowering(primitive, lowered, platform="cpu")
+    monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(fused, "check_compute_capability", lambda _: True)
+    monkeypatch.setattr(fused, "is_cuda_compute_capability_equal", lambda _: False)
+
+
+def inputs(heads, kv_heads, T=24, B=3, Q=8, seed=0):
+    rng = np.random.default_rng(seed)
+    q, k, v = (
+        jnp.asarray(rng.normal(size=(B, T, n, Q)), jnp.bfloat16)
+        for n in (heads, kv_heads, kv_heads)
+    )
+    segments = np.sort(rng.integers(1, 5, size=(B, T)), axis=1)
+    segments[0, T - 5 :] = 0
+    segments[1] = 1
+    return q, k, v, jnp.asarray(segments, jnp.int32)
+
+
+def with_gradients(attend, q, k, v, seed=1):
+    out, pull = jax.vjp(attend, q, k, v)
+    weights = np.random.default_rng(seed).normal(size=out.shape)
+    return out, *pull(jnp.asarray(weights, out.dtype))
+
+
+def assert_all_close(got, expected):
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == jnp.bfloat16
+        np.testing.assert_allclose(
+            np.asarray(a, np.float32), np.asarray(b, np.float32), atol=ATOL, rtol=ATOL
+        )
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (6, 2), (3, 1)])
+def test_packed_rows_as_plain_xla_attends_them(heads, kv_heads, cudnn_on_cpu):
+    *qkv, segments = inputs(heads, kv_heads)
+    got = with_gradients(lambda q, k, v: attention(q, k, v, segments, "cudnn"), *qkv)
+    exact = [a.astype(jnp.float32) for a in qkv]
+    expected = with_gradients(lambda q, k, v: attention(q, k, v, segments), *exact)
+    assert_all_close(got, expected)
+
+
+@pytest.mark.parametrize("axes", [{"data": 2}, {"tensor": 2}, {"tensor": 4}, {"context": 2}])
+def test_devices_do_not_matter(axes, cudnn_on_cpu):
+    """Of rows that are split, too, which plain XLA attends."""
+    *qkv, segments = inputs(4, 2, B=4)
+    mesh = make_mesh(MeshConfig(**axes), jax.devices()[: max(axes.values())])
+
+    def split(q, k, v):
+        return jax.jit(functools.partial(attention, backend="cudnn"))(q, k, v, segments)
+
+    expected = with_gradients(lambda q, k, v: attention(q, k, v, segments, "cudnn"), *qkv)
+    with jax.set_mesh(mesh):
+        assert_all_close(with_gradients(split, *qkv), expected)
+
+
+def test_as_many_segments_as_there_is_room_for_and_one_more(cudnn_on_cpu):
+    T = MOST_SEGMENTS + 4
+    q, k, v, _ = inputs(2, 2, T=T, B=2)
+    segments = np.zeros((2, T), np.int32)
+    segments[0, :MOST_SEGMENTS] = 1 + np.arange(MOST_SEGMENTS)  # padding behind
+    segments[1] = 1 + np.arange(T)
+    got = attention(q, k, v, jnp.asarray(segments), "cudnn")
+    expected = attention(q, k, v, jnp.asarray(segments))
+    np.testing.assert_allclose(
+        np.asarray(got[0], np.float32), np.asarray(expected[0], np.float32), atol=ATOL
+    )
+    assert np.isnan(np.asarray(got[1], np.float32)).all(), "not a wrong value in silence"
+
+
+def test_a_chunk_has_the_sums_that_merge_it(cudnn_on_cpu):
+    rng = np.random.default_rng(0)
+    q = jnp.asarray(2 * rng.normal(size=(2, 2, 3, 20, 8)), jnp.bfloat16)
+    k, v = (jnp.asarray(rng.normal(size=(2, 2, 20, 8)), jnp.bfloat16) for _ in range(2))
+    out, sums = cudnn_chunk(q, k, v)
+    expected, expected_sums = causal_with_sums(*(a.astype(jnp.float32) for a in (q, k, v)))
+    assert (out.dtype, sums.dtype) == (jnp.bfloat16, jnp.float32)
+    np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=ATOL)
+    # Not rounded to 16 bits: what is merged by them would be off by a hundredth.
+    np.testing.assert_allclose(sums, expected_sums, atol=1e-5)
+
+
+def test_the_program_for_a_gpu_calls_cudnn_and_holds_no_square(cudnn_on_cpu):
+    B, T = 2, 1024
+
+    def loss(q, k, v, segments):
+        return attention(q, k, v, segments, "cudnn").astype(jnp.float32).sum()
+
+    traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(
+        jax.ShapeDtypeStruct((B, T, 4, 64), jnp.bfloat16),
+        *[jax.ShapeDtypeStruct((B, T, 2, 64), jnp.bfloat16)] * 2,
+        jax.ShapeDtypeStruct((B, T), jnp.int32),
+    )
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    for target in ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"):
+        assert text.count(f"@{target}(") == 1
+    assert f"\\22max_seg_per_batch\\22: {MOST_SEGMENTS + 1}" in text
+    assert "PADDING_CAUSAL" in text
+    assert f"{T}x{T}x" not in text
+
+
+H100 = types.SimpleNamespace(platform="gpu", compute_capability="9.0", device_kind="NVIDIA H100")
+
+
+@pytest.mark.parametrize(
+    "dtype, head_dim, device, why",
+    [
+        ("bfloat16", 128, {}, None),
+        ("float16", 256, {"compute_capability": "10.0"}, None),
+        ("float32", 128, {}, "16 bits, and the model computes in float32"),
+        ("bfloat16", 60, {}, "multiple of 8 up to 256, and these are 60"),
+        ("bfloat16", 264, {}, "multiple of 8 up to 256, and these are 264"),
+        ("bfloat16", 128, {"compute_capability": "8.0", "device_kind": "NVIDIA A100"}, "A100"),
+        ("bfloat16", 128, {"compute_capability": "gfx942", "device_kind": "MI300X"}, "MI300X"),
+        ("bfloat16", 128, {"platform": "cpu", "device_kind": "cpu"}, "this is cpu"),
+        ("bfloat16", 128, {"platform": "tpu", "device_kind": "TPU v5e"}, "this is TPU v5e"),
+    ],
+)
+def test_where_the_kernels_run(dtype, head_dim, device, why):
+    found = why_not(dtype, head_dim, types.SimpleNamespace(**vars(H100) | device))
+    assert (found is None) == (why is None)
+    assert why is None or why in found
+
+
+_COMPILE = """
+import jax, numpy as np
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+from jax._src.cudnn import fused_attention_stablehlo as fused
+fused.check_cudnn_version = lambda: 91000
+fused.check_compute_capability = lambda _: True
+fused.is_cuda_compute_capability_equal = lambda _: False
+from jaxrl_vr.models.attention import attention
+from jaxrl_vr.models.cudnn import cudnn_chunk
+from jaxrl_vr.sharding import MESH_AXES
+
+target = '''
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  core_count: 132
+  fpus_per_core: 128
+  clock_rate_ghz: 1.98
+  device_memory_size: 84929347584
+  memory_bandwidth: 3352320000000
+  l2_cache_size: 52428800
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  threads_per_warp: 32
+  registers_per_block_limit: 65536
+  registers_per_core_limit: 65536
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 10 }
+runtime_version { major: 12 minor: 8 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+'''
+gpus = topologies.get_topology_desc(
+    topology_name="1x1x8", platform="cuda", target_config=target, topology="1x1x8"
+).devices
+sizes = dict(data=2, fsdp=2, tensor=2)
+auto = (jax.sharding.AxisType.Auto,) * len(MESH_AXES)
+shape = [sizes.get(axis, 1) for axis in MESH_AXES]
+mesh = jax.sharding.Mesh(np.array(gpus).reshape(shape), MESH_AXES, axis_types=auto)
+everywhere = NamedSharding(mesh, PartitionSpec())
+def loss(q, k, v, segments):
+    return attention(q, k, v, segments, "cudnn").astype(jnp.float32).sum()
+def array(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=everywhere)
+with jax.set_mesh(mesh):
+    traced = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(
+        array(8, 512, 8, 64), array(8, 512, 4, 64), array(8, 512, 4, 64),
+        array(8, 512, dtype=jnp.int32),
+    )
+    print(traced.lower().compile().as_text())
+    rows = array(8, 4, 2, 512, 64), array(8, 4, 512, 64), array(8, 4, 512, 64)
+    print("chunk", jax.jit(cudnn_chunk).trace(*rows).lower().compile().as_text())
+"""
+
+
+@pytest.mark.skipif(
+    not any(importlib.util.find_spec(f"jax_cuda{major}_plugin") for major in (12, 13)),
+    reason='needs XLA for GPUs (pip install "jax[cuda12]"); a GPU is not needed',
+)
+def test_it_compiles_for_eight_h100():
+    env = os.environ | {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "XLA_FLAGS": ""}
+    env.pop("JAX_PLATFORMS", None)
+    found = subprocess.run(
+        [sys.executable, "-c", _COMPILE], env=env, check=True, capture_output=True, text=True
+    )
+    update, chunk = found.stdout.split("\nchunk ")
+    assert "(bf16[2,4,512,64]" in update, "two rows and half of the heads a device"
+    for target in ("__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"):
+        assert f'custom_call_target="{target}"' in update
+    assert 'custom_call_target="__cudnn$fmhaSoftmax"' in chunk
+    assert "512,512]" not in found.stdout
