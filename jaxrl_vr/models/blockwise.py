@@ -23,6 +23,8 @@ MASKED = -1e30
 ATTENDED = "attended"
 """Name of what the backward pass needs of attention, for those who choose what is kept for it."""
 _NO_QUERY, _NO_KEY = -1, -2
+_SMALLEST, _LARGEST = 64, 256
+"""Tokens of a block, about."""
 
 
 @pytree_dataclass
@@ -42,7 +44,7 @@ def blockwise_attention(
     key_segments: jax.Array,
     start: jax.Array | int = 0,
     *,
-    block: int = 512,
+    block: int | None = None,
 ) -> jax.Array:
     """Softmax attention; a query sees keys of its own segment up to its own place.
 
@@ -53,7 +55,7 @@ def blockwise_attention(
       query_segments: [B, T] int32, not negative.
       key_segments: [B, C] int32, not negative.
       start: place of the first query among the keys.
-      block: static; tokens of a block of queries and of one of keys.
+      block: static; tokens of a block of queries and of one of keys. None: as suits the rows.
 
     Returns:
       [B, K, R, T, Q] in q's dtype.
@@ -67,7 +69,7 @@ def blockwise_attention(
         key_segments=key_segments,
     )
     T, C = q.shape[3], k.shape[2]
-    of_queries, of_keys = min(block, T), min(block, C)
+    of_queries, of_keys = (min(block or _block_of(n), n) for n in (T, C))
     behind, behind_keys = -T % of_queries, -C % of_keys
     places = _Places(
         query_segments=_padded(query_segments, 1, behind, _NO_QUERY),
@@ -80,7 +82,7 @@ def blockwise_attention(
 
 
 def causal_with_sums(
-    q: jax.Array, k: jax.Array, v: jax.Array, *, block: int = 512
+    q: jax.Array, k: jax.Array, v: jax.Array, *, block: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """The same of rows of one segment, with what merges it with attention to other keys.
 
@@ -90,14 +92,14 @@ def causal_with_sums(
       q: [B, K, R, T, Q] rotated queries.
       k: [B, K, T, Q] rotated keys.
       v: [B, K, T, Q] values.
-      block: static; tokens of a block.
+      block: static; tokens of a block. None: as suits the rows.
 
     Returns:
       [B, K, R, T, Q] in q's dtype, and the log-sum-exp of the scores, [B, K, R, T] float32.
     """
     check("BKRTQ, BKTQ, BKTQ", q=q, k=k, v=v)
     B, T = len(q), q.shape[3]
-    size = min(block, T)
+    size = min(block or _block_of(T), T)
     behind = -T % size
     one = jnp.zeros((B, T + behind), jnp.int32)
     # What is behind the last token is seen by none before it.
@@ -105,6 +107,13 @@ def causal_with_sums(
     k, v = (_padded(a, 2, behind) for a in (k, v))
     out, sums = _forward(_padded(q, 3, behind), k, v, places, (size, size))
     return out[:, :, :, :T], sums[:, :, :, :T]
+
+
+def _block_of(num_tokens: int) -> int:
+    """Tokens of a block: a quarter of a row, whose scores of a head stay in a core's cache and of
+    which three eighths lie behind all queries; but not so few that the products are small."""
+    blocks = max(min(num_tokens // _SMALLEST, 4), -(-num_tokens // _LARGEST), 1)
+    return -(-num_tokens // blocks // 8) * 8
 
 
 def _padded(a: jax.Array, axis: int, behind: int, value: int = 0) -> jax.Array:
