@@ -116,6 +116,11 @@ def _block_of(num_tokens: int) -> int:
     return -(-num_tokens // blocks // 8) * 8
 
 
+def mean_columns(num_tokens: int) -> float:
+    """Blocks of keys that a block of queries attends in rows of so many tokens, on average."""
+    return (-(-num_tokens // _block_of(num_tokens)) + 1) / 2
+
+
 def _padded(a: jax.Array, axis: int, behind: int, value: int = 0) -> jax.Array:
     if not behind:
         return a

@@ -9,11 +9,12 @@ from typing import Any
 import jax
 
 from jaxrl_vr.metrics.chips import Chip
+from jaxrl_vr.models.blockwise import mean_columns
 from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params, update_flops
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import architecture, teacher
 from jaxrl_vr.plan.memory import advice_for, of_device
-from jaxrl_vr.plan.program import Branch, Program, scope_of
+from jaxrl_vr.plan.program import Branch, Program, Trips, scope_of
 from jaxrl_vr.plan.report import Compiled, compiled
 from jaxrl_vr.plan.roofline import mean_share
 from jaxrl_vr.plan.search import roofline_plan
@@ -117,6 +118,8 @@ def planned(
     length = lowered.shape.row_length
 
     steps = lowered.sizes.steps
+    # Outside of decoding the text leaves open how many blocks of keys plain XLA attends.
+    columns = mean_columns(length)
 
     def of(
         program: Any,
@@ -124,7 +127,7 @@ def planned(
         passes: int = 0,
         kernel_bytes: float = 0,
         of_model: Transformer = model,
-        trips: int = steps,
+        trips: Trips | None = None,
         branch: Branch = lambda _: max,
     ) -> Compiled:
         # Kernels' products are not in the text.
@@ -133,7 +136,8 @@ def planned(
             kernels = (
                 passes * attention_flops(of_model.arch, rows * causal_pairs(length)) / mesh.size
             )
-        text = Program(program.as_text() or "", trips=lambda _: trips, branch=branch)
+        known = trips or (lambda _: columns)
+        text = Program(program.as_text() or "", trips=known, branch=branch)
         arguments = text, program.memory_analysis(), chip, mesh
         return compiled(
             *arguments, kernel_flops=kernels, kernel_bytes=kernel_bytes, must_read=must_read
@@ -173,7 +177,12 @@ def planned(
         runs[name] = times
     say("compiling prefill")
     before = pages_before(rollouts.prompt_tokens, lowered.sizes)
-    programs["prefill"] = of(lowered.prefill(view).compile(), view_bytes, trips=before)
+    of_chunk = mean_columns(lowered.prefill_width())
+
+    def prefill_trips(line: str) -> float:
+        return of_chunk if "/chunk/" in line else before
+
+    programs["prefill"] = of(lowered.prefill(view).compile(), view_bytes, trips=prefill_trips)
     say("compiling decode")
     must_read = steps * (view_bytes + cache_bytes)
     # Where kernels attend the cache, the rest waits for what they read.
@@ -182,6 +191,7 @@ def planned(
         lowered.decode(view).compile(),
         must_read,
         kernel_bytes=by_kernels,
+        trips=lambda _: steps,
         branch=branch_of(stage.sampling, rollouts.samples),
     )
     programs["weight_sync"] = of(made, weights + view_bytes)

@@ -42,7 +42,7 @@ _COLLECTIVES = (
 # What moves nothing: names for what is there already.
 _FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "while", "conditional")
 
-Trips = Callable[[str], int]
+Trips = Callable[[str], float]
 Branch = Callable[[str], Callable[..., str]]
 """How often the loop of a line is run, where the compiler does not know."""
 
@@ -89,20 +89,20 @@ class Program:
             elif line.startswith("  ") and name:
                 self._lines[name].append(line)
 
-    def cycles(self, name: str = "ENTRY") -> int:
+    def cycles(self, name: str = "ENTRY") -> float:
         """The compiler's estimate for a computation: the sum over its instructions.
 
         The body of a loop counts as often as it is run, of a conditional one branch.
         """
         return sum(cycles for _, cycles in self.instructions(name))
 
-    def instructions(self, name: str = "ENTRY", times: int = 1) -> Iterator[tuple[str, int]]:
+    def instructions(self, name: str = "ENTRY", times: float = 1) -> Iterator[tuple[str, float]]:
         """The lines that a computation runs and their cycles, those of loops and branches too."""
         for line, times_of in self.lines(name, times):
             own = re.search(r'"estimated_cycles":"(\d+)"', line)
             yield line, times_of * int(own[1]) if own else 0
 
-    def lines(self, name: str = "ENTRY", times: int = 1) -> Iterator[tuple[str, int]]:
+    def lines(self, name: str = "ENTRY", times: float = 1) -> Iterator[tuple[str, float]]:
         """The lines that a computation runs and how often, those of loops and branches too."""
         for line in self._lines[name]:
             yield line, times
@@ -115,8 +115,8 @@ class Program:
         """The bodies of a computation's own loops."""
         return [body for line in self._lines[name] if (body := loop_body(line))]
 
-    def trips(self, line: str) -> int:
-        """How often the loop of a line is run.
+    def trips(self, line: str) -> float:
+        """How often the loop of a line is run, on average.
 
         Raises:
           ValueError: neither the text nor the caller knows.
@@ -183,7 +183,7 @@ class Program:
                         kind[1],
                         max(map(_size, _shapes(line)), default=0),
                         _devices(line),
-                        times,
+                        round(times),
                         scope_of(line),
                     )
                 )

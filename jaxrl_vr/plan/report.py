@@ -100,7 +100,7 @@ def compiled(
       must_read: bytes that it has to read from memory at least.
     """
     flops = program.flops() + kernel_flops
-    cycles = program.cycles()
+    cycles = round(program.cycles())
     exchanges = exchanges_of(program.collectives(), chip, mesh)
     return Compiled(
         flops=flops,

@@ -14,9 +14,10 @@ import numpy as np
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan.known import teacher
 from jaxrl_vr.rollout.batch import abstract_batch, few
-from jaxrl_vr.sampler.chunks import next_chunk
+from jaxrl_vr.sampler.chunks import Chunk, next_chunk
 from jaxrl_vr.sampler.plans import decode_plan, extend_plan
 from jaxrl_vr.sampler.programs import Programs, State, ViewProgram
+from jaxrl_vr.sampler.residents import Residents
 from jaxrl_vr.sampler.sizes import EngineConfig, Sizes, cache_sizes, empty_parts, num_parts
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.critic import critic_learner
@@ -101,13 +102,22 @@ class Lowered:
         """What the sampler holds beside its weights."""
         return self._programs.abstract_state(view)
 
+    def prefill_width(self) -> int:
+        """Tokens of a row of the prefill program."""
+        return self._chunks()[1][0].width
+
+    def _chunks(self) -> tuple[list[Residents], list[Chunk]]:
+        """A longest prompt in each part, and its first chunk."""
+        parts = empty_parts(self.sizes)
+        for part in parts:
+            part.add(0, _request(self.rollouts, 0), self.rollouts.new_tokens, False)
+        run = self.sizes.run_tokens
+        return parts, [next_chunk(d, part.of_slot[0], run) for d, part in enumerate(parts)]
+
     def prefill(self, view: Any) -> Any:
         """One prefill program of a step, of its longest rows."""
-        sizes, rollouts = self.sizes, self.rollouts
-        parts = empty_parts(sizes)
-        for part in parts:
-            part.add(0, _request(rollouts, 0), rollouts.new_tokens, False)
-        chunks = [next_chunk(d, part.of_slot[0], sizes.run_tokens) for d, part in enumerate(parts)]
+        sizes = self.sizes
+        parts, chunks = self._chunks()
         width = chunks[0].width
         rows = max(1, sizes.prefill_tokens // width)
         arguments = extend_plan(
