@@ -15,6 +15,10 @@ from jaxrl_vr.config.keys import are_named
 from jaxrl_vr.config.toml import toml_content
 
 
+def _files_in(folder: Path) -> list[Path]:
+    return [place for place in folder.iterdir() if place.is_file()] if folder.is_dir() else []
+
+
 def read(file: Path) -> dict[str, Any]:
     """What a TOML file holds, or a ConfigError that names the file and the line."""
     text = ""
@@ -23,10 +27,12 @@ def read(file: Path) -> dict[str, Any]:
         return toml_content(text)
     except FileNotFoundError:
         folder = file.parent
-        others = [p.name for p in folder.iterdir() if p.is_file()] if folder.is_dir() else []
+        is_name = len(file.parts) == 1
+        places = [*(Path("configs").rglob("*.toml") if is_name else ()), *_files_in(folder)]
+        others = {place.name: place for place in places}
         near = difflib.get_close_matches(file.name, others, 1)
-        fix = f"did you mean {folder / near[0]}?" if near else "check the path"
-        if file.suffix != ".toml" and len(file.parts) == 1:
+        fix = f"did you mean {others[near[0]]}?" if near else "check the path"
+        if file.suffix != ".toml" and is_name and not near:
             fix += f"; an override is written {re.split('[ :]', file.name)[0]}=value"
         raise ConfigError(f"{file}: there is no such file; {fix}") from None
     except OSError as error:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from jaxrl_vr.data.tokenizer import Tokenizer
@@ -155,6 +156,11 @@ def check_verifiers(
 def oddities(config: RunConfig) -> list[str]:
     """What a config asks for that can run but hardly means what it says."""
     found = []
+    if config.engine.attention == "pallas" and jax.default_backend() == "cpu":
+        found.append(
+            'engine.attention = "pallas": on CPU the kernels are interpreted, which is slow and '
+            'for tests; use "auto"'
+        )
     for stage in config.stages:
         if not isinstance(stage, TrainStage):
             continue

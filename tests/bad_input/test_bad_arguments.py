@@ -56,6 +56,16 @@ def test_an_override_without_an_equals_sign(path, capsys, word):
     )
 
 
+@pytest.mark.parametrize("word", ["quickstart", "quickstrat.toml"])
+def test_the_name_of_a_config_that_lies_in_its_folder(tmp_path, capsys, monkeypatch, word):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "quickstart.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    said = call(capsys, "train", word, code=2)
+    near = "configs/quickstart.toml"
+    assert said == f"error: {word}: there is no such file; did you mean {near}?\n"
+
+
 def test_overrides_without_a_file(capsys):
     said = call(capsys, "train", "seed=3", code=2)
     assert said == (
