@@ -274,7 +274,7 @@ with jax.set_mesh(mesh):
 
 @pytest.mark.skipif(
     not any(importlib.util.find_spec(f"jax_cuda{major}_plugin") for major in (12, 13)),
-    reason='needs XLA for GPUs (pip install "jax[cuda12]"); a GPU is not needed',
+    reason='needs XLA for GPUs (pip install -e ".[cuda]"); a GPU is not needed',
 )
 def test_it_compiles_for_eight_h100():
     env = os.environ | {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "XLA_FLAGS": ""}
