@@ -3,10 +3,10 @@
     python -m benchmarks.scaling [--config CONFIG] [--topologies v5p:2x2x2 v5p:4x4x4 ...]
         [--out scaling.svg]
 
-plans the run for each topology, with work that grows with the chips: prompts, rows of a micro-batch
-and slots of a chip stay those of the config on its smallest topology. `fsdp` grows to 64 chips, and
-`data` behind that. Prints a JSON line for each, and draws them (needs matplotlib). Every time is an
-estimate of the compiler; nothing runs. Needs libtpu.
+plans the run for each topology, with work that grows with the chips: prompts, rows of a
+micro-batch and slots of a chip stay those of the config on its smallest topology, and so does its
+mesh, of which the larger ones have several along `data`. Prints a JSON line for each, and draws
+them (needs matplotlib). Every time is an estimate of the compiler; nothing runs. Needs libtpu.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import jax
 from jaxrl_vr.config import load
 from jaxrl_vr.plan.plan import plan, rl_stage
 from jaxrl_vr.plan.topology import NO_LIBTPU, has_libtpu, num_devices
+from jaxrl_vr.sharding import axis_sizes
 from jaxrl_vr.train.config import RunConfig
 
 CONFIG = Path(__file__).parents[1] / "configs" / "tpu" / "qwen2.5_7b_v5p-2x2x2_grpo.toml"
 TOPOLOGIES = "v5p:2x2x2", "v5p:4x4x4", "v5p:8x8x8", "v5p:8x8x16"
-_MOST_FSDP = 64
 
 
 def grown(path: Path, devices: int, least: int) -> RunConfig:
@@ -38,10 +38,10 @@ def grown(path: Path, devices: int, least: int) -> RunConfig:
     if rows == "auto":
         raise ValueError(f"stages.{stage.name}.micro.rows = 'auto': give a number, which can grow")
     times = devices // least
-    fsdp = min(devices // config.mesh.tensor, _MOST_FSDP)
+    sizes = axis_sizes(config.mesh, least)
     wanted = (
-        f"mesh.fsdp={fsdp}",
-        "mesh.data=-1",
+        f"mesh.fsdp={sizes['fsdp']}",
+        f"mesh.data={sizes['data'] * times}",
         f"engine.slots={config.engine.slots * times}",
         f"stages.{stage.name}.prompts={stage.prompts * times}",
         f"stages.{stage.name}.micro.rows={rows * times}",

@@ -26,6 +26,7 @@ class ByHand:
         keys_across=False,
         fill=0,
         item_pages=None,
+        chunk_attention=None,
     ):
         self.view = view
         self.residents = Residents(PagePool(num_pages, page_tokens, 4), rows, 3 * rows)
@@ -35,25 +36,29 @@ class ByHand:
         self._decode = jax.jit(model.decode)
         self._rows = rows
         self._item_pages = item_pages
+        self._chunk_attention = chunk_attention or ("xla" if item_pages is None else "splash")
 
     def prefill(self, prompts, width=None):
-        """Hidden state of the last token of each prompt; an empty one only takes its pages."""
+        """Hidden state of the last token of each prompt; an empty one only takes its pages. Where
+        they are longer than the width, all are as long, and come in chunks."""
         for slot, ids in enumerate(prompts):
             request = Request(slot, tuple(map(int, ids)), (0, 0, 0, 0), Sampling(CONTEXT))
             self.residents.add(slot, request, ahead=40, is_shared=False)
         texts = [self.residents.of_slot[slot] for slot in range(self._rows)]
-        chunks = [Chunk(0, text, 0, len(text.ids)) for text in texts]
-        width = width or max(1, *(len(text.ids) for text in texts))
-        tokens, self.prefilled, _ = extend_plan(
-            chunks,
-            [self.residents],
-            self._rows,
-            width,
-            CONTEXT,
-            3 * self._rows,
-            "xla" if self._item_pages is None else "splash",
-        )
-        hidden, self.pages = self._extend(self.view, tokens, self.pages, self.prefilled)
+        longest = max(1, *(len(text.ids) for text in texts))
+        width = width or longest
+        for start in range(0, longest, width):
+            chunks = [Chunk(0, text, start, min(width, len(text.ids) - start)) for text in texts]
+            tokens, self.prefilled, _ = extend_plan(
+                chunks,
+                [self.residents],
+                self._rows,
+                width,
+                CONTEXT,
+                3 * self._rows,
+                self._chunk_attention,
+            )
+            hidden, self.pages = self._extend(self.view, tokens, self.pages, self.prefilled)
         return hidden
 
     def decode(self, token, position):

@@ -28,11 +28,13 @@ def read(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         folder = file.parent
         is_name = len(file.parts) == 1
-        places = [*(Path("configs").rglob("*.toml") if is_name else ()), *_files_in(folder)]
+        may_be_config = is_name and file.suffix in ("", ".toml")
+        shipped = Path("configs").rglob("*.toml") if may_be_config else ()
+        places = [*shipped, *_files_in(folder)]
         others = {place.name: place for place in places}
         near = difflib.get_close_matches(file.name, others, 1)
         fix = f"did you mean {others[near[0]]}?" if near else "check the path"
-        if file.suffix != ".toml" and is_name and not near:
+        if file.suffix != ".toml" and is_name and (not near or not may_be_config):
             fix += f"; an override is written {re.split('[ :]', file.name)[0]}=value"
         raise ConfigError(f"{file}: there is no such file; {fix}") from None
     except OSError as error:

@@ -111,7 +111,10 @@ def causal_with_sums(
 
 def _block_of(num_tokens: int) -> int:
     """Tokens of a block: a quarter of a row, whose scores of a head stay in a core's cache and of
-    which three eighths lie behind all queries; but not so few that the products are small."""
+    which three eighths lie behind all queries; but not so few that the products are small.
+
+    As measured on CPU; accelerators have kernels.
+    """
     blocks = max(min(num_tokens // _SMALLEST, 4), -(-num_tokens // _LARGEST), 1)
     return -(-num_tokens // blocks // 8) * 8
 

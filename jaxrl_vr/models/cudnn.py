@@ -14,12 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jaxrl_vr.arrays import check
 from jaxrl_vr.models.blockwise import ATTENDED
 
-MOST_SEGMENTS = 64
-"""Sequences of a row, padding aside: the kernel's statistics have room for each as for a row."""
+MOST_SEGMENTS = 32
+"""Sequences of a row, padding aside: the kernel's statistics have room for each as for a row, four
+bytes a head and token."""
 _HOPPER = 9  # compute capability; earlier GPUs have no kernel for packed rows
-_LARGEST_HEAD = 256
 
 
 def why_not(dtype: Any, head_dim: int, device: Any) -> str | None:
@@ -29,8 +30,10 @@ def why_not(dtype: Any, head_dim: int, device: Any) -> str | None:
     major = capability.split(".")[0]
     if device.platform != "gpu" or not major.isdigit() or int(major) < _HOPPER:
         return f"they want an NVIDIA GPU of Hopper or later, and this is {device.device_kind}"
-    if head_dim % 8 or head_dim > _LARGEST_HEAD:
-        return f"they want heads of a multiple of 8 up to {_LARGEST_HEAD}, and these are {head_dim}"
+    # Later GPUs have no backward pass for larger ones.
+    largest = 256 if int(major) == _HOPPER else 128
+    if head_dim % 8 or head_dim > largest:
+        return f"they want heads of a multiple of 8 up to {largest}, and these are {head_dim}"
     if jnp.dtype(dtype).itemsize != 2:
         return f"they want 16 bits, and the model computes in {jnp.dtype(dtype).name}"
     return None
@@ -44,31 +47,80 @@ def cudnn_attention(q: jax.Array, k: jax.Array, v: jax.Array, segment_ids: jax.A
       k: [B, K, T, Q] rotated keys.
       v: [B, K, T, Q] values.
       segment_ids: [B, T] int32; tokens of a segment lie one behind the other. Padding is a segment
-        too, so that each token has a value. NaN is returned where a row has more than
-        `MOST_SEGMENTS` beside it.
+        too, so that each token has a value. Of more than `MOST_SEGMENTS` + 1 in a row, all of the
+        row is NaN.
 
     Returns:
       [B, K, R, T, Q] in q's dtype.
     """
-    fused = _fused()
-    R = q.shape[2]
+    check("BKRTQ, BKTQ, BKTQ, BT", q=q, k=k, v=v, segment_ids=segment_ids)
     starts, lengths, fits = _segments(segment_ids, MOST_SEGMENTS + 1)
-    # jax 0.10 takes a kv head's stride for that of a query head, so each query head has its own
-    # (jax-ml/jax#39521).
-    k, v = (jnp.repeat(a, R, axis=1) for a in (k, v))
-    out = fused.dot_product_attention(
-        _tokens_first(_flat(q)),
-        _tokens_first(k),
-        _tokens_first(v),
+    out: jax.Array = _attend(q, k, v, starts, lengths)
+    return jnp.where(fits[:, None, None, None, None], out, jnp.nan)
+
+
+@jax.custom_vjp
+def _attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, starts: jax.Array, lengths: jax.Array
+) -> jax.Array:
+    return _attend_forward(q, k, v, starts, lengths)[0]
+
+
+def _attend_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, starts: jax.Array, lengths: jax.Array
+) -> tuple[jax.Array, Any]:
+    fused = _fused()
+    out, sums = fused.dot_product_attention(
+        *_one_kv_head_each(q, k, v),
         q_seqlen=lengths,
         kv_seqlen=lengths,
         q_offsets=starts,
         kv_offsets=starts,
         scale=q.shape[-1] ** -0.5,
         mask_type=fused.MaskType.PADDING_CAUSAL,
+        return_residual=True,
     )
-    out = jnp.where(fits[:, None, None, None], out, jnp.nan)
-    return checkpoint_name(_tokens_first(out).reshape(q.shape), ATTENDED)
+    out, sums = (checkpoint_name(a, ATTENDED) for a in (out, sums))
+    return _tokens_first(out).reshape(q.shape), (q, k, v, starts, lengths, out, sums)
+
+
+def _attend_backward(kept: Any, gradient: jax.Array) -> tuple[Any, ...]:
+    # By jax's own rule, whose forward pass would keep the repeated keys and values, and would not
+    # let them be named for those who choose what is kept.
+    fused = _fused()
+    q, k, v, starts, lengths, out, sums = kept
+    B, K, R, T, Q = q.shape
+    unused = jnp.zeros(0, q.dtype)
+    rest = lengths, lengths, starts, starts, unused, unused, sums, out
+    settings = Q**-0.5, 42, 0.0, (False, False), fused.MaskType.PADDING_CAUSAL
+    of_q, *of_kv = fused._dot_product_attention_bwd_rule(
+        *settings,
+        fused.AttentionLayout.BTNH.value,
+        None,
+        fused.check_cudnn_version(),
+        False,
+        (*_one_kv_head_each(q, k, v), unused, *rest),
+        _tokens_first(_flat(gradient)),
+    )[:3]
+
+    def summed(a: jax.Array) -> jax.Array:
+        of_each = _tokens_first(a).reshape(B, K, R, T, Q)  # H -> K, R
+        return jnp.sum(of_each, axis=2, dtype=jnp.float32).astype(a.dtype)
+
+    return _tokens_first(of_q).reshape(q.shape), *map(summed, of_kv), None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _one_kv_head_each(
+    q: jax.Array, k: jax.Array, v: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """[B, T, H, Q] each. jax 0.10 takes a kv head's stride for that of a query head, so each query
+    head has its own (jax-ml/jax#39521)."""
+    R = q.shape[2]
+    k, v = (jnp.repeat(a, R, axis=1) for a in (k, v))
+    return _tokens_first(_flat(q)), _tokens_first(k), _tokens_first(v)
 
 
 def cudnn_chunk(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -82,6 +134,7 @@ def cudnn_chunk(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ja
     Returns:
       [B, K, R, T, Q] in q's dtype, and the log-sum-exp of the scores, [B, K, R, T] float32.
     """
+    check("BKRTQ, BKTQ, BKTQ", q=q, k=k, v=v)
     fused = _fused()
     out, sums = fused.dot_product_attention(
         *map(_tokens_first, (_flat(q), k, v)),

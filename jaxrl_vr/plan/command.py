@@ -91,7 +91,7 @@ def _searched(
         print(f"{len(found)} layouts fit by formulas; the fastest, estimates of a step")
     else:
         print(
-            f"none fits by formulas with room to spare; {len(found)} come near, the smallest "
+            f"none fits by formulas with room to spare; {len(found)} come near, the fastest "
             "first, estimates of a step"
         )
     for choice, one in found[:_SHOWN]:

@@ -58,9 +58,9 @@ def plan(
     """
     chip = chip_of(topology)
     found = rl_stage(config, stage)
-    model = planned_model(config, places(topology)[0])
     # What is wrong with the config shows without the devices, for which libtpu is needed.
-    checked_mesh(config, model.arch, lambda: layout(config.mesh, topology, num_slices))
+    checked_mesh(config, architecture(config), lambda: layout(config.mesh, topology, num_slices))
+    model = planned_model(config, places(topology)[0])
     check_optimizers(config, model)
     if found.teacher is not None:
         teacher(config, model, found.teacher)
@@ -96,7 +96,7 @@ def rl_stage(config: RunConfig, name: str | None) -> RlStage:
 def planned_model(config: RunConfig, device: Any) -> Transformer:
     """The model of a run on such devices, without its weights."""
     section, arch = config.model, architecture(config)
-    backend = attention_backend(section, arch.head_dim, device)
+    backend = attention_backend(section.attention, section.dtype, arch.head_dim, device)
     return Transformer(arch, section.dtype, section.remat, backend)
 
 

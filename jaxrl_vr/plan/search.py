@@ -55,8 +55,8 @@ class NothingFits(Exception):
 def ranked(
     config: RunConfig, stage: RlStage, topology: str, num_slices: int = 1
 ) -> list[tuple[Choice, Estimate]]:
-    """Choices that fit by formulas, the fastest first; where none does, those that come near, the
-    smallest first.
+    """Choices that fit by formulas, the fastest first; where none does, of TPUs, for which they are
+    compiled, those that come near.
 
     Args:
       config: of the run.
@@ -97,13 +97,13 @@ def ranked(
     if not found:
         raise ValueError(_none_runs(refused))
     fitting = [one for one in found if has_room(one[1], chip)]
-    if fitting:
-        return sorted(fitting, key=lambda one: one[1].step_s)
-    smallest_first = sorted(found, key=lambda one: one[1].total_bytes)
-    near = [one for one in smallest_first if one[1].total_bytes <= _NEAR * chip.memory_bytes]
-    if not near:
-        raise NothingFits(*smallest_first[0], chip)
-    return near
+    if not fitting and not chip.is_gpu:
+        most = _NEAR * chip.memory_bytes
+        fitting = [one for one in found if one[1].total_bytes <= most]
+    if not fitting:
+        choice, smallest = min(found, key=lambda one: one[1].total_bytes)
+        raise NothingFits(choice, smallest, chip)
+    return sorted(fitting, key=lambda one: one[1].step_s)
 
 
 def has_room(found: Estimate, chip: Chip) -> bool:

@@ -9,9 +9,10 @@ from jaxrl_vr.rollout.batch import Shape
 from jaxrl_vr.train.rl_stage import RlStage
 
 
-def packed_rows(sequences: int, longest: int, row_length: int) -> int:
-    """Rows of so many tokens that sequences of the longest take."""
-    return math.ceil(sequences / max(1, row_length // longest))
+def packed_rows(sequences: int, longest: int, row_length: int, most: int | None = None) -> int:
+    """Rows of so many tokens, and at most so many sequences, that sequences of the longest take."""
+    of_row = max(1, row_length // longest)
+    return math.ceil(sequences / (of_row if most is None else min(of_row, most)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +42,10 @@ class Rollouts:
         """Completions of a step."""
         return self.prompts * self.samples
 
-    def num_rows(self, row_length: int, updates: int = 1) -> int:
-        """Packed rows of each of a step's updates."""
+    def num_rows(self, row_length: int, updates: int = 1, most: int | None = None) -> int:
+        """Packed rows, of at most so many sequences, of each of a step's updates."""
         longest = self.prompt_tokens + self.new_tokens
-        return packed_rows(math.ceil(self.count / updates), longest, row_length)
+        return packed_rows(math.ceil(self.count / updates), longest, row_length, most)
 
     def num_micro(self, shape: Shape, updates: int = 1) -> int:
         """Micro-batches of each of a step's updates."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jaxrl_vr.models.cudnn import why_not
 from jaxrl_vr.models.rope_scaling import LinearScaling, YarnScaling
 from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.sharding import TRAIN_RULES
-from jaxrl_vr.train.config import PretrainedModel, RandomModel, RunConfig
+from jaxrl_vr.train.config import PretrainedModel, RunConfig
 from jaxrl_vr.train.folder import result_file
 from jaxrl_vr.train.stages import ExportStage, StageBase, TrainStage
 
@@ -55,25 +55,25 @@ def build_model(config: RunConfig) -> Built:
             f"the tokenizer has {tokenizer.vocab_size} ids, the model only {arch.vocab_size} rows: "
             "they do not fit; use the model's own tokenizer, or set model.vocab_size"
         )
-    backend = attention_backend(section, arch.head_dim, jax.devices()[0])
+    device = jax.devices()[0]
+    backend = attention_backend(section.attention, section.dtype, arch.head_dim, device)
     model = Transformer(arch, section.dtype, section.remat, backend)
     return Built(model, tokenizer, folder)
 
 
 def attention_backend(
-    section: RandomModel | PretrainedModel, head_dim: int, device: Any
+    asked: Literal["auto", "xla", "splash", "cudnn"], dtype: str, head_dim: int, device: Any
 ) -> Backend:
     """What the learner attends with on such devices.
 
     Raises:
       ValueError: the GPU's kernels are asked for and cannot run there.
     """
-    asked = section.attention
     if asked in ("xla", "splash"):
         return asked
     if asked == "auto" and device.platform == "tpu":
         return "splash"
-    why = why_not(section.dtype, head_dim, device)
+    why = why_not(dtype, head_dim, device)
     if asked == "cudnn" and why is not None:
         raise ValueError(f'model.attention = "cudnn": {why}; use "auto" or "xla"')
     return "xla" if why is not None else "cudnn"

@@ -61,13 +61,14 @@ def update_of(
     if isinstance(stage, RlStage):
         rollouts = Rollouts.of(stage, model.max_length)
         row_length = stage.row_length(model.max_length)
-        num_rows = rollouts.num_rows(row_length, stage.updates_at(0))
+        num_rows = rollouts.num_rows(row_length, stage.updates_at(0), model.most_sequences)
         numbers = Carried.of(stage, {}).numbers(stage)
         reference = stage.has_reference
     else:
         together = 2 if isinstance(stage, DpoStage) else 1
         longest = together * stage.longest(model.max_length)
-        num_rows = packed_rows(stage.batch, longest, stage.row_length(model.max_length))
+        most = model.most_sequences and model.most_sequences // together
+        num_rows = packed_rows(stage.batch, longest, stage.row_length(model.max_length), most)
         numbers = {"beta": stage.beta} if isinstance(stage, DpoStage) else {}
         reference = isinstance(stage, DpoStage)
     params = abstract(model.declare(), TRAIN_RULES, mesh)
@@ -90,7 +91,7 @@ def critic_update_of(
         _critic_state(critic, model, mesh),
         critic.numbers,
         _optional(stage),
-        rollouts.num_rows(row_length, stage.updates_at(0)),
+        rollouts.num_rows(row_length, stage.updates_at(0), model.most_sequences),
         model.remat,
     )
 

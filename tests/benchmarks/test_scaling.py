@@ -26,8 +26,8 @@ def test_work_grows_with_the_chips(benchmark, path):
     config = benchmark.grown(path, 8, 2)
     (stage,) = config.stages
     assert (stage.prompts, stage.micro.rows, config.engine.slots) == (16, 32, 64)
-    assert (config.mesh.fsdp, config.mesh.data) == (8, -1)
-    assert benchmark.grown(path, 512, 2).mesh.fsdp == 64
+    assert (config.mesh.fsdp, config.mesh.data) == (2, 4)
+    assert benchmark.grown(path, 2, 2).mesh.data == 1
 
 
 def test_lines_and_picture(benchmark, path, tmp_path, monkeypatch, capsys):
@@ -44,8 +44,7 @@ def test_lines_and_picture(benchmark, path, tmp_path, monkeypatch, capsys):
     assert four["sampled_tokens"] == 2 * two["sampled_tokens"] == 2 * 16 * 64
     assert four["tokens"] == 2 * two["tokens"] == 2 * 16 * 128
     assert two["tokens_per_s"] == pytest.approx(two["tokens"] / two["step_s"])
-    # The state is split over twice as many.
-    assert four["memory_bytes"] < two["memory_bytes"]
+    assert (two["mesh"], four["mesh"]) == ({"fsdp": 2}, {"data": 2, "fsdp": 2})
     drawn = out.read_text()
     assert "even growth" in drawn and "chips" in drawn
 

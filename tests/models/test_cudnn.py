@@ -17,11 +17,15 @@ import numpy as np
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo as fused
 from jax._src.interpreters import mlir
+from pages_by_hand import ByHand
 
+from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.attention import attention
 from jaxrl_vr.models.blockwise import causal_with_sums
 from jaxrl_vr.models.cudnn import MOST_SEGMENTS, cudnn_chunk, why_not
-from jaxrl_vr.sharding import MeshConfig, make_mesh
+from jaxrl_vr.models.params import abstract, init
+from jaxrl_vr.models.transformer import Transformer
+from jaxrl_vr.sharding import SAMPLE_RULES, TRAIN_RULES, MeshConfig, make_mesh
 
 # bfloat16 holds 8 bits of each of some products
 ATOL = 0.03
@@ -87,6 +91,8 @@ def cudnn_on_cpu(monkeypatch):
         (fused._dot_product_attention_bwd_p, backward),
     ):
         lowered = mlir.lower_fun(meaning, multiple_results=True)
+        on_cpu = mlir._platform_specific_lowerings["cpu"]
+        monkeypatch.setitem(on_cpu, primitive, None)  # undone behind the test
         mlir.register_lowering(primitive, lowered, platform="cpu")
     monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(fused, "check_compute_capability", lambda _: True)
@@ -143,17 +149,33 @@ def test_devices_do_not_matter(axes, cudnn_on_cpu):
 
 
 def test_as_many_segments_as_there_is_room_for_and_one_more(cudnn_on_cpu):
-    T = MOST_SEGMENTS + 4
-    q, k, v, _ = inputs(2, 2, T=T, B=2)
-    segments = np.zeros((2, T), np.int32)
-    segments[0, :MOST_SEGMENTS] = 1 + np.arange(MOST_SEGMENTS)  # padding behind
-    segments[1] = 1 + np.arange(T)
-    got = attention(q, k, v, jnp.asarray(segments), "cudnn")
-    expected = attention(q, k, v, jnp.asarray(segments))
-    np.testing.assert_allclose(
-        np.asarray(got[0], np.float32), np.asarray(expected[0], np.float32), atol=ATOL
+    """With padding they are one more than sequences."""
+    T = MOST_SEGMENTS + 6
+    q, k, v, _ = inputs(2, 2, T=T, B=4)
+    numbers = 1 + np.arange(T)
+    rows = [np.minimum(numbers, most) for most in (MOST_SEGMENTS, MOST_SEGMENTS + 1)]
+    rows = [*rows, np.where(rows[0] == MOST_SEGMENTS, 0, rows[0])]
+    rows.append(np.minimum(numbers, MOST_SEGMENTS + 2))
+    segments = jnp.asarray(np.stack(rows), jnp.int32)
+    got = np.asarray(attention(q, k, v, segments, "cudnn"), np.float32)
+    expected = np.asarray(attention(q, k, v, segments), np.float32)
+    np.testing.assert_allclose(got[:3], expected[:3], atol=ATOL)
+    assert np.isnan(got[3]).all(), "not a wrong value in silence"
+
+
+@pytest.mark.parametrize("remat, calls", [("none", 1), ("minimal", 1), ("block", 2)])
+def test_attention_is_kept_where_products_are(remat, calls, cudnn_on_cpu):
+    arch = Architecture(
+        vocab_size=16, width=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn=24, max_length=32
     )
-    assert np.isnan(np.asarray(got[1], np.float32)).all(), "not a wrong value in silence"
+    model = Transformer(arch, "bfloat16", remat, "cudnn")
+    weights = abstract(model.declare(), TRAIN_RULES, make_mesh(MeshConfig(), jax.devices()[:1]))
+    row = jnp.ones((1, 16), jnp.int32)
+
+    def loss(weights):
+        return model.hidden(weights, row, row, row).astype(jnp.float32).sum()
+
+    assert str(jax.make_jaxpr(jax.grad(loss))(weights)).count("attention_fwd_wrapper[") == calls
 
 
 def test_a_chunk_has_the_sums_that_merge_it(cudnn_on_cpu):
@@ -166,6 +188,30 @@ def test_a_chunk_has_the_sums_that_merge_it(cudnn_on_cpu):
     np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=ATOL)
     # Not rounded to 16 bits: what is merged by them would be off by a hundredth.
     np.testing.assert_allclose(sums, expected_sums, atol=1e-5)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_model_is_prefilled_by_it_in_chunks(devices, cudnn_on_cpu):
+    """And decodes on, as a pass over the whole sequence has it."""
+    arch = Architecture(
+        vocab_size=64, width=32, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, max_length=64
+    )
+    mesh = make_mesh(MeshConfig(tensor=devices), jax.devices()[:devices])
+    model = Transformer(arch, "bfloat16")
+    with jax.set_mesh(mesh):
+        weights = init(model.declare(), jax.random.key(0), SAMPLE_RULES, mesh)
+        by_hand = ByHand(model, model.sampler_view(weights), 2, chunk_attention="cudnn")
+        rng = np.random.default_rng(0)
+        sequences = rng.integers(0, 64, (2, 9))
+        behind = by_hand.prefill(sequences[:, :8], width=4)
+        last = by_hand.decode(sequences[:, 8], np.asarray([8, 8]))
+        for i, sequence in enumerate(sequences):
+            row = jnp.asarray(sequence[None], jnp.int32)
+            whole = model.hidden(weights, row, jnp.arange(9)[None], jnp.ones_like(row))[0]
+            for got, at in ((behind, 7), (last, 8)):
+                np.testing.assert_allclose(
+                    np.asarray(got[i], np.float32), np.asarray(whole[at], np.float32), atol=0.1
+                )
 
 
 def test_the_program_for_a_gpu_calls_cudnn_and_holds_no_square(cudnn_on_cpu):
@@ -194,7 +240,9 @@ H100 = types.SimpleNamespace(platform="gpu", compute_capability="9.0", device_ki
     "dtype, head_dim, device, why",
     [
         ("bfloat16", 128, {}, None),
-        ("float16", 256, {"compute_capability": "10.0"}, None),
+        ("float16", 256, {}, None),
+        ("float16", 128, {"compute_capability": "10.0"}, None),
+        ("float16", 136, {"compute_capability": "10.0"}, "up to 128, and these are 136"),
         ("float32", 128, {}, "16 bits, and the model computes in float32"),
         ("bfloat16", 60, {}, "multiple of 8 up to 256, and these are 60"),
         ("bfloat16", 264, {}, "multiple of 8 up to 256, and these are 264"),

@@ -38,15 +38,16 @@ def test_choices_are_ranked_and_all_of_them_work(config_file):
         assert plan_module.rl_stage(laid_out, None).micro.rows == choice.rows
 
 
-def test_where_none_fits_by_formulas_those_near_it_are_tried_the_smallest_first():
+def test_where_none_fits_by_formulas_those_near_it_are_tried():
     """The compiler finds room for one that ships, of which formulas see a little too much."""
     root = Path(__file__).parents[2]
     config = load(RunConfig, [root / "configs/tpu/qwen2.5_7b_v5e-4x4_grpo.toml"], [])
     found = ranked(config, plan_module.rl_stage(config, None), "v5e:4x4")
+    times = [one.step_s for _, one in found]
+    assert times == sorted(times)
     sizes = [one.total_bytes for _, one in found]
-    assert sizes == sorted(sizes)
     memory = chip_of("v5e:4x4").memory_bytes
-    assert 0.9 * memory < sizes[0] and sizes[-1] <= 1.1 * memory
+    assert 0.9 * memory < min(sizes) and max(sizes) <= 1.1 * memory
     shipped = Choice(1, 4, 1, 4, rows=4, remat="block")
     assert shipped in [choice for choice, _ in found[:10]]
     assert not any(has_room(one, chip_of("v5e:4x4")) for _, one in found)

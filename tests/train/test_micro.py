@@ -181,17 +181,17 @@ def test_the_dry_run_names_it(tmp_path, capsys):
 def test_a_resumed_run_keeps_what_was_found(tmp_path, monkeypatch):
     (stage,) = load(RunConfig, [config(tmp_path, sft("sft", more=AUTO))]).stages
     ctx = types.SimpleNamespace(
-        model=types.SimpleNamespace(max_length=16),
+        model=types.SimpleNamespace(max_length=16, most_sequences=32),
         mesh=make_mesh(MeshConfig(data=2), jax.devices()[:2]),
         stage_folder=lambda name: tmp_path,
         console=types.SimpleNamespace(message=print),
     )
     monkeypatch.setattr(policy, "micro_shape", lambda *_: Shape(16, 12, parts=4))
     (tmp_path / "micro.json").write_text('{"rows": 6, "row_length": 16}')
-    assert stage_shape(ctx, stage, learner=None) == Shape(16, 6, parts=2)
+    assert stage_shape(ctx, stage, learner=None) == Shape(16, 6, parts=2, sequences=32)
     # On another mesh, which cannot split them, rows are found anew, and these are kept.
     ctx.mesh = make_mesh(MeshConfig(data=4), jax.devices()[:4])
-    assert stage_shape(ctx, stage, learner=None) == Shape(16, 12, parts=4)
+    assert stage_shape(ctx, stage, learner=None) == Shape(16, 12, parts=4, sequences=32)
     assert json.loads((tmp_path / "micro.json").read_text()) == {"rows": 12, "row_length": 16}
 
 

@@ -6,7 +6,7 @@ import pytest
 from inprocess import MODEL, ONES, call, config, evaluation, rl, sft
 
 from jaxrl_vr.config import ConfigError, load
-from jaxrl_vr.train.config import RandomModel, RunConfig
+from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.models import attention_backend
 
 FILE = """
@@ -271,9 +271,7 @@ def test_fields_of_no_model_are_refused_by_load_too(tmp_path):
 def test_the_device_chooses_who_attends_and_the_config_overrides(device, dtype, asked, backend):
     platform, capability = device
     found = SimpleNamespace(platform=platform, compute_capability=capability, device_kind="it")
-    model = RandomModel(width=16, layers=1, heads=2, ffn=8, max_length=8, dtype=dtype)
-    model = model.model_copy(update={"attention": asked})
-    assert attention_backend(model, 8, found) == backend
+    assert attention_backend(asked, dtype, 8, found) == backend
 
 
 def test_the_gpus_attention_elsewhere_is_refused_before_anything_runs(tmp_path, capsys):
