@@ -19,6 +19,10 @@ def _files_in(folder: Path) -> list[Path]:
     return [place for place in folder.iterdir() if place.is_file()] if folder.is_dir() else []
 
 
+def _without_toml(file: Path) -> str:
+    return file.name.removesuffix(".toml")
+
+
 def read(file: Path) -> dict[str, Any]:
     """What a TOML file holds, or a ConfigError that names the file and the line."""
     text = ""
@@ -28,13 +32,11 @@ def read(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         folder = file.parent
         is_name = len(file.parts) == 1
-        may_be_config = is_name and file.suffix in ("", ".toml")
-        shipped = Path("configs").rglob("*.toml") if may_be_config else ()
-        places = [*shipped, *_files_in(folder)]
-        others = {place.name: place for place in places}
-        near = difflib.get_close_matches(file.name, others, 1)
+        shipped = Path("configs").rglob("*.toml") if is_name else ()
+        others = {_without_toml(place): place for place in (*shipped, *_files_in(folder))}
+        near = difflib.get_close_matches(_without_toml(file), others, 1, cutoff=0.75)
         fix = f"did you mean {others[near[0]]}?" if near else "check the path"
-        if file.suffix != ".toml" and is_name and (not near or not may_be_config):
+        if file.suffix != ".toml" and is_name and not near:
             fix += f"; an override is written {re.split('[ :]', file.name)[0]}=value"
         raise ConfigError(f"{file}: there is no such file; {fix}") from None
     except OSError as error:

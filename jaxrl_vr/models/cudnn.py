@@ -24,18 +24,18 @@ _HOPPER = 9  # compute capability; earlier GPUs have no kernel for packed rows
 
 
 def why_not(dtype: Any, head_dim: int, device: Any) -> str | None:
-    """Why the kernels cannot run on a device of jax, to end a sentence; None: they can."""
+    """Why the kernels cannot run on a device of jax, as a clause; None: they can."""
     capability = str(getattr(device, "compute_capability", ""))
     # AMD's names of architectures start with letters.
     major = capability.split(".")[0]
     if device.platform != "gpu" or not major.isdigit() or int(major) < _HOPPER:
-        return f"they want an NVIDIA GPU of Hopper or later, and this is {device.device_kind}"
+        return f"cuDNN wants an NVIDIA GPU of Hopper or later, and this is {device.device_kind}"
     # Later GPUs have no backward pass for larger ones.
     largest = 256 if int(major) == _HOPPER else 128
     if head_dim % 8 or head_dim > largest:
-        return f"they want heads of a multiple of 8 up to {largest}, and these are {head_dim}"
+        return f"cuDNN wants heads of a multiple of 8 up to {largest}, and these are {head_dim}"
     if jnp.dtype(dtype).itemsize != 2:
-        return f"they want 16 bits, and the model computes in {jnp.dtype(dtype).name}"
+        return f"cuDNN wants 16 bits, and the model computes in {jnp.dtype(dtype).name}"
     return None
 
 

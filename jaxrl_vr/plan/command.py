@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
 from jaxrl_vr.metrics.chips import Chip
-from jaxrl_vr.plan.plan import plan, rl_stage
+from jaxrl_vr.plan.plan import plan, planned_model, rl_stage
 from jaxrl_vr.plan.report import table
 from jaxrl_vr.plan.roofline import Choice
 from jaxrl_vr.plan.search import (
@@ -21,7 +21,8 @@ from jaxrl_vr.plan.search import (
     roofline_plan,
     with_choice,
 )
-from jaxrl_vr.plan.topology import check_slice, chip_of, num_devices
+from jaxrl_vr.plan.topology import check_slice, chip_of, gpu_of, num_devices
+from jaxrl_vr.sampler.sizes import check_attention
 from jaxrl_vr.train.config import RunConfig
 
 NOTHING_FITS = 3
@@ -55,6 +56,12 @@ def plan_command(
         )
     if as_json is not None and (as_json.is_dir() or not as_json.parent.is_dir()):
         raise ValueError(f"--json {as_json}: give a file in a folder that exists")
+    if as_json is not None:
+        _write(as_json, "", "a")  # before the work
+    if chip.is_gpu:
+        # Formulas do not ask who attends, but what cannot run is said.
+        model, gpu = planned_model(config, gpu_of(topology)), gpu_of(topology)
+        check_attention(config.engine, model.dtype, model.arch.head_dim, gpu)
     # Devices of this machine take no part.
     jax.config.update("jax_platforms", "cpu")
     plans = (
@@ -65,8 +72,18 @@ def plan_command(
     for found in plans:
         print(table(found), end="\n\n")
     if as_json is not None:
-        as_json.write_text(json.dumps(plans if search else plans[0], indent=1) + "\n", "utf-8")
+        _write(as_json, json.dumps(plans if search else plans[0], indent=1) + "\n")
     return 0 if any(found["fits"] for found in plans) else NOTHING_FITS
+
+
+def _write(file: Path, text: str, mode: Literal["w", "a"] = "w") -> None:
+    try:
+        with file.open(mode, encoding="utf-8") as opened:
+            opened.write(text)
+    except OSError as error:
+        raise ValueError(
+            f"--json {file}: cannot be written ({error.strerror}); name another file"
+        ) from error
 
 
 def _planned(

@@ -41,14 +41,16 @@ leaves a mesh after so many of its layouts did not fit."""
 class NothingFits(Exception):
     """No layout fits by formulas; says which takes least, and of what."""
 
-    def __init__(self, choice: Choice, smallest: Estimate, chip: Chip):
+    def __init__(self, choice: Choice, smallest: Estimate, chip: Chip, stage: RlStage):
         parts = sorted(smallest.memory.items(), key=lambda part: -part[1])[:3]
         most = ", ".join(f"{name.replace('_', ' ')} {size / 1e9:.1f}" for name, size in parts)
+        use = "se more or larger devices, or a smaller model"
+        offload = f"Set stages.{stage.name}.optimizer.state_offload = true, or u{use}"
         super().__init__(
             f"none fits by formulas: the smallest ({layout_text(choice)}) takes "
             f"{smallest.total_bytes / 1e9:.1f} GB of a device, of which {_HEADROOM:.0%} of "
             f"{chip.memory_bytes / 1e9:.1f} may be filled; most are {most}. "
-            "Use more or larger devices, or a smaller model"
+            + (f"U{use}" if stage.optimizer.state_offload else offload)
         )
 
 
@@ -102,7 +104,7 @@ def ranked(
         fitting = [one for one in found if one[1].total_bytes <= most]
     if not fitting:
         choice, smallest = min(found, key=lambda one: one[1].total_bytes)
-        raise NothingFits(choice, smallest, chip)
+        raise NothingFits(choice, smallest, chip, stage)
     return sorted(fitting, key=lambda one: one[1].step_s)
 
 

@@ -229,6 +229,21 @@ def places(topology: str, num_slices: int = 1) -> tuple[Place, ...]:
     return tuple(Place(kind, of, (a, b, c), core) for of, c, b, a, core in everywhere)
 
 
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A GPU of a topology, as far as is asked what runs on it."""
+
+    device_kind: str
+    compute_capability: str
+    platform: str = "gpu"
+
+
+def gpu_of(topology: str) -> Gpu:
+    """What a host's GPUs are, such as those of h100:8."""
+    name = chip_of(topology).name
+    return Gpu(f"NVIDIA {name.upper()}", "8.0" if name == "a100" else "9.0")
+
+
 @functools.cache
 def network_of(topology: str, mesh: tuple[int, ...], num_slices: int = 1) -> Network:
     """What joins the devices of a mesh that is laid over a topology.

@@ -106,7 +106,8 @@ def cache_sizes(
     device = mesh.devices.flat[0]
     platform = device.platform
     token = jax.eval_shape(lambda: model.empty_pages(1, 1, False))
-    has_kernel = _has_kernel(config, platform, token.v[0].shape[-1])
+    dtype, head_dim = token.v[0].dtype, token.v[0].shape[-1]
+    has_kernel = _has_kernel(config, platform, head_dim)
     # What suits the vector units of a CPU.
     is_cpu = platform == "cpu" and not has_kernel
     page_tokens = config.page_tokens or (64 if is_cpu else 128)
@@ -135,7 +136,9 @@ def cache_sizes(
         keys_across=is_cpu,
         entropy=config.entropy,
         item_pages=_item_pages(token, page_tokens, mesh) if has_kernel else None,
-        chunk_attention="splash" if has_kernel else _chunk_attention(config, token, device),
+        chunk_attention=(
+            "splash" if has_kernel else _chunk_attention(config, dtype, head_dim, device)
+        ),
         prefill_tokens=128 if platform == "cpu" else 2048,
         run_tokens=64 if platform == "cpu" else 0,
     )
@@ -168,10 +171,24 @@ def _has_kernel(config: EngineConfig, platform: str, head_dim: int) -> bool:
     )
 
 
-def _chunk_attention(config: EngineConfig, token: Pages, device: Any) -> ChunkAttention:
+def check_attention(config: EngineConfig, dtype: Any, head_dim: int, device: Any) -> None:
+    """Raises ValueError if who is asked to attend cannot do so on such devices.
+
+    Args:
+      config: asks.
+      dtype: of keys and values.
+      head_dim: of them.
+      device: as jax describes it.
+    """
+    if not _has_kernel(config, device.platform, head_dim):
+        _chunk_attention(config, dtype, head_dim, device)
+
+
+def _chunk_attention(
+    config: EngineConfig, dtype: Any, head_dim: int, device: Any
+) -> ChunkAttention:
     """Who attends a prefill where the TPU's kernels do not."""
-    values = token.v[0]
-    why = why_not(values.dtype, values.shape[-1], device)
+    why = why_not(dtype, head_dim, device)
     if config.attention == "cudnn" and why is not None:
         raise ValueError(f'engine.attention = "cudnn": {why}; use "auto" or "xla"')
     return "xla" if config.attention == "xla" or why is not None else "cudnn"

@@ -67,11 +67,16 @@ def attention_backend(
     """What the learner attends with on such devices.
 
     Raises:
-      ValueError: the GPU's kernels are asked for and cannot run there.
+      ValueError: kernels are asked for that cannot run there.
     """
-    if asked in ("xla", "splash"):
-        return asked
-    if asked == "auto" and device.platform == "tpu":
+    if asked == "xla":
+        return "xla"
+    if asked == "splash" and device.platform != "tpu":
+        raise ValueError(
+            f'model.attention = "splash": its kernels are the TPU\'s, and this is '
+            f'{device.device_kind}; use "auto" or "xla"'
+        )
+    if asked in ("auto", "splash") and device.platform == "tpu":
         return "splash"
     why = why_not(dtype, head_dim, device)
     if asked == "cudnn" and why is not None:

@@ -25,6 +25,7 @@ from jaxrl_vr.metrics.console import Console
 from jaxrl_vr.metrics.writer import Writer
 from jaxrl_vr.models import hf, hf_export
 from jaxrl_vr.models.hf_config import with_rotary
+from jaxrl_vr.sampler.sizes import check_attention
 from jaxrl_vr.sharding import make_mesh
 from jaxrl_vr.train.check import (
     check_optimizers,
@@ -136,7 +137,9 @@ def build(config: RunConfig) -> tuple[jax.sharding.Mesh, Built, Mixtures]:
     keep_compiled()
     built = build_model(config)
     mesh = checked_mesh(config, built.model.arch, lambda: make_mesh(config.mesh))
-    check_optimizers(config, built.model)
+    device, model = mesh.devices.flat[0], built.model
+    check_attention(config.engine, model.dtype, model.arch.head_dim, device)
+    check_optimizers(config, model)
     check_texts(config, built.tokenizer, built.model.vocab_size)
     return mesh, built, Mixtures(config, built.tokenizer, built.model.max_length)
 

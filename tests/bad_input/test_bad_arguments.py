@@ -56,14 +56,30 @@ def test_an_override_without_an_equals_sign(path, capsys, word):
     )
 
 
-@pytest.mark.parametrize("word", ["quickstart", "quickstrat.toml"])
-def test_the_name_of_a_config_that_lies_in_its_folder(tmp_path, capsys, monkeypatch, word):
+@pytest.mark.parametrize(
+    "word, near",
+    [
+        ("quickstart", "quickstart"),
+        ("quickstrat.toml", "quickstart"),
+        ("quickstart.tml", "quickstart"),
+        ("qwen2.5_1.5b_v5e", "qwen2.5_1.5b_v5e"),
+    ],
+)
+def test_the_name_of_a_config_that_lies_in_its_folder(tmp_path, capsys, monkeypatch, word, near):
     (tmp_path / "configs").mkdir()
-    (tmp_path / "configs" / "quickstart.toml").touch()
+    for name in ("quickstart", "qwen2.5_1.5b_v5e", "seeds"):
+        (tmp_path / "configs" / f"{name}.toml").touch()
     monkeypatch.chdir(tmp_path)
     said = call(capsys, "train", word, code=2)
-    near = "configs/quickstart.toml"
-    assert said == f"error: {word}: there is no such file; did you mean {near}?\n"
+    assert said == f"error: {word}: there is no such file; did you mean configs/{near}.toml?\n"
+
+
+def test_an_override_that_begins_like_a_config(tmp_path, capsys, monkeypatch):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "grpo.toml").touch()
+    monkeypatch.chdir(tmp_path)
+    said = call(capsys, "train", "grpo.steps", code=2)
+    assert "check the path; an override is written grpo.steps=value" in said
 
 
 def test_overrides_without_a_file(capsys):

@@ -198,3 +198,30 @@ def test_a_large_model_is_split(config_file):
     found = ranked(config, stage, "v5p:4x4x4")
     assert found and all(choice.fsdp * choice.tensor >= 16 for choice, _ in found)
     assert Choice(2, 2, 1, 2, 8, "none").mesh == {"data": 2, "fsdp": 2, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    "topology, override, says",
+    [
+        ("a100:8", 'model.attention="cudnn"', "cuDNN wants an NVIDIA GPU of Hopper or later"),
+        ("a100:8", 'engine.attention="cudnn"', "and this is NVIDIA A100"),
+        ("h100:8", 'model.attention="cudnn"', "cuDNN wants 16 bits"),
+        ("h100:8", 'model.attention="splash"', "its kernels are the TPU's"),
+        ("h100:8", 'engine.attention="pallas"', "the kernels are for TPU"),
+    ],
+)
+def test_a_plan_of_gpus_refuses_attention_that_cannot_run_there(
+    config_file, capsys, topology, override, says
+):
+    said = call(capsys, "plan", config_file, "--topology", topology, override, code=2)
+    assert override.replace("=", " = ") in said and says in said
+
+
+def test_a_plan_that_cannot_be_written_says_so_before_the_work(config_file, capsys, tmp_path):
+    kept = tmp_path / "kept.json"
+    kept.write_text("[]")
+    args = "plan", config_file, "--topology", "h100:0", "--json"
+    call(capsys, *args, kept, code=2)
+    assert kept.read_text() == "[]"
+    said = call(capsys, "plan", config_file, "--topology", "h100:8", "--json", "/dev/full", code=2)
+    assert "--json /dev/full: cannot be written (No space left on device); name another" in said

@@ -84,7 +84,7 @@ def test_who_attends_a_prefill(platform, capability, dtype, attention, chunk_att
 
 
 def test_cudnn_where_it_cannot_run_is_refused():
-    says = 'engine.attention = "cudnn": they want an NVIDIA GPU of Hopper .* use "auto" or "xla"'
+    says = 'engine.attention = "cudnn": cuDNN wants an NVIDIA GPU of Hopper .* use "auto" or "xla"'
     with pytest.raises(ValueError, match=says):
         sizes("gpu", capability="8.0", attention="cudnn")
 

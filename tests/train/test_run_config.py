@@ -277,5 +277,19 @@ def test_the_device_chooses_who_attends_and_the_config_overrides(device, dtype, 
 def test_the_gpus_attention_elsewhere_is_refused_before_anything_runs(tmp_path, capsys):
     path = config(tmp_path, rl("grpo"))
     said = call(capsys, "train", path, "--dry-run", 'model.attention="cudnn"', code=2)
-    assert 'model.attention = "cudnn": they want an NVIDIA GPU of Hopper or later' in said
+    assert 'model.attention = "cudnn": cuDNN wants an NVIDIA GPU of Hopper or later' in said
     assert 'use "auto" or "xla"' in said
+
+
+@pytest.mark.parametrize(
+    "override, says",
+    [
+        ('model.attention="splash"', "its kernels are the TPU's, and this is cpu"),
+        ('engine.attention="cudnn"', "cuDNN wants an NVIDIA GPU of Hopper or later, and this is"),
+    ],
+)
+def test_attention_of_other_devices_is_refused_before_anything_runs(
+    tmp_path, capsys, override, says
+):
+    said = call(capsys, "train", config(tmp_path, rl("grpo")), "--dry-run", override, code=2)
+    assert f"{override.replace('=', ' = ')}: {says}" in said and 'use "auto" or "xla"' in said
