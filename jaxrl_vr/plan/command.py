@@ -60,7 +60,8 @@ def plan_command(
         _write(as_json, "", "a")  # before the work
     if chip.is_gpu:
         # Formulas do not ask who attends, but what cannot run is said.
-        model, gpu = planned_model(config, gpu_of(topology)), gpu_of(topology)
+        gpu = gpu_of(topology)
+        model = planned_model(config, gpu)
         check_attention(config.engine, model.dtype, model.arch.head_dim, gpu)
     # Devices of this machine take no part.
     jax.config.update("jax_platforms", "cpu")

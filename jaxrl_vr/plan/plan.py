@@ -21,7 +21,7 @@ from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
 from jaxrl_vr.plan.topology import chip_of, devices, layout, mesh_of, places
 from jaxrl_vr.sampler.plans import POOL_MEMBERS
-from jaxrl_vr.sampler.sizes import Sizes
+from jaxrl_vr.sampler.sizes import Sizes, check_attention
 from jaxrl_vr.sharding import local_bytes
 from jaxrl_vr.train.check import check_optimizers, checked_mesh
 from jaxrl_vr.train.config import RunConfig
@@ -60,7 +60,9 @@ def plan(
     found = rl_stage(config, stage)
     # What is wrong with the config shows without the devices, for which libtpu is needed.
     checked_mesh(config, architecture(config), lambda: layout(config.mesh, topology, num_slices))
-    model = planned_model(config, places(topology)[0])
+    device = places(topology)[0]
+    model = planned_model(config, device)
+    check_attention(config.engine, model.dtype, model.arch.head_dim, device)
     check_optimizers(config, model)
     if found.teacher is not None:
         teacher(config, model, found.teacher)

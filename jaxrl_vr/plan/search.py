@@ -44,13 +44,13 @@ class NothingFits(Exception):
     def __init__(self, choice: Choice, smallest: Estimate, chip: Chip, stage: RlStage):
         parts = sorted(smallest.memory.items(), key=lambda part: -part[1])[:3]
         most = ", ".join(f"{name.replace('_', ' ')} {size / 1e9:.1f}" for name, size in parts)
-        use = "se more or larger devices, or a smaller model"
-        offload = f"Set stages.{stage.name}.optimizer.state_offload = true, or u{use}"
+        fix = "use more or larger devices, or a smaller model"
+        if not stage.optimizer.state_offload:
+            fix = f"set stages.{stage.name}.optimizer.state_offload = true, or {fix}"
         super().__init__(
             f"none fits by formulas: the smallest ({layout_text(choice)}) takes "
             f"{smallest.total_bytes / 1e9:.1f} GB of a device, of which {_HEADROOM:.0%} of "
-            f"{chip.memory_bytes / 1e9:.1f} may be filled; most are {most}. "
-            + (f"U{use}" if stage.optimizer.state_offload else offload)
+            f"{chip.memory_bytes / 1e9:.1f} may be filled; most are {most}; {fix}"
         )
 
 

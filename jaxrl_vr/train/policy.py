@@ -24,6 +24,8 @@ from jaxrl_vr.train.stages import DpoStage, SftStage
 from jaxrl_vr.train.state import TrainState, abstract_state
 from jaxrl_vr.train.update import Learner, policy_loss, policy_score
 
+_FOUND = "micro.json"  # in a stage's folder: the rows that were found for it
+
 
 def learner_of(
     stage: SftStage | DpoStage | RlStage, model: Transformer, mesh: jax.sharding.Mesh
@@ -115,23 +117,27 @@ def stage_shape(
     def update() -> Update:
         return update_of(stage, model, mesh, learner, teacher)
 
-    def of(shape: Shape) -> Shape:
-        return dataclasses.replace(shape, sequences=model.most_sequences)
-
     row_length = stage.row_length(model.max_length)
-    found = ctx.stage_folder(stage.name) / "micro.json"
-    if stage.micro.rows == "auto" and found.is_file():
-        # A resumed run cuts its updates as before, whatever memory it has now.
-        kept = json.loads(found.read_text(encoding="utf-8"))
-        if (
-            kept["row_length"] == row_length
-            and kept["rows"] % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
-        ):
-            return of(shape_of(stage, row_length, kept["rows"], mesh))
-    shape = micro_shape(stage, row_length, mesh, update, ctx.console.message)
-    if stage.micro.rows == "auto":
-        write_json(found, {"rows": shape.rows, "row_length": row_length})
-    return of(shape)
+    rows = _kept_rows(ctx, stage, row_length) if stage.micro.rows == "auto" else None
+    if rows is not None:
+        shape = shape_of(stage, row_length, rows, mesh)
+    else:
+        shape = micro_shape(stage, row_length, mesh, update, ctx.console.message)
+        if stage.micro.rows == "auto":
+            found = {"rows": shape.rows, "row_length": row_length}
+            write_json(ctx.stage_folder(stage.name) / _FOUND, found)
+    return dataclasses.replace(shape, sequences=model.most_sequences)
+
+
+def _kept_rows(ctx: Context, stage: SftStage | DpoStage | RlStage, row_length: int) -> int | None:
+    """Those that were found when the stage began: a resumed run cuts its updates as before,
+    whatever memory it has now. None: there are none, or none for these rows and this mesh."""
+    file, mesh = ctx.stage_folder(stage.name) / _FOUND, ctx.mesh
+    if not file.is_file():
+        return None
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    splits = kept["rows"] % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0
+    return kept["rows"] if kept["row_length"] == row_length and splits else None
 
 
 def _optional(stage: SftStage | DpoStage | RlStage) -> tuple[str, ...]:

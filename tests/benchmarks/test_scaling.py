@@ -44,7 +44,9 @@ def test_lines_and_picture(benchmark, path, tmp_path, monkeypatch, capsys):
     assert four["sampled_tokens"] == 2 * two["sampled_tokens"] == 2 * 16 * 64
     assert four["tokens"] == 2 * two["tokens"] == 2 * 16 * 128
     assert two["tokens_per_s"] == pytest.approx(two["tokens"] / two["step_s"])
+    # Each two hold all of the state, as the smallest does.
     assert (two["mesh"], four["mesh"]) == ({"fsdp": 2}, {"data": 2, "fsdp": 2})
+    assert four["memory_bytes"] == pytest.approx(two["memory_bytes"], rel=0.05)
     drawn = out.read_text()
     assert "even growth" in drawn and "chips" in drawn
 
