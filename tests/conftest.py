@@ -22,6 +22,14 @@ import pytest  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
+# A collective of CPU devices blocks a thread of each until all have come, and XLA starts as many
+# threads as devices: where two collectives need nothing of each other, some devices may begin with
+# one, some with the other, and wait until XLA ends the process. Runs of one device, in processes of
+# their own, are slower with more threads.
+with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("PJRT_NPROC", "64")
+    jax.devices()  # starts them
+
 # The first example of a property often compiles, and a busy machine is no failure.
 hypothesis.settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
