@@ -23,6 +23,7 @@ from jaxrl_vr.arrays import check, constant_of
 _CHUNK_ELEMENTS = 2**24
 _CHUNK_TOKENS = 512
 _BLOCK = 32  # words that are summed one after another
+_BRANCHES = 8  # of a program, for as many counts of wanted tokens
 
 
 def scaled_logits(hidden: jax.Array, head: jax.Array, temperature: jax.Array) -> jax.Array:
@@ -104,7 +105,7 @@ def token_logprobs(
         and the head's gradient crosses the network once.
       kept_logits: where those of a shard, its tokens in whole chunks times V, are no more, the
         backward pass is left them all (float32) instead of computing them again, which spares a
-        quarter of the head's products.
+        quarter of the head's products, and the chunks with wanted tokens are taken at once.
 
     Returns:
       logp [N] float32 and entropy [N] float32 in nats.
@@ -200,7 +201,7 @@ def _sums(*terms: jax.Array) -> Sequence[jax.Array]:
     def by_blocks(*terms: jax.Array) -> list[jax.Array]:
         N, V = terms[0].shape
         whole = V - V % _BLOCK
-        blocks = over(2, *(a[:, :whole].reshape(N, -1, _BLOCK) for a in terms))
+        blocks = over(2, *(a[:, :whole].reshape(N, whole // _BLOCK, _BLOCK) for a in terms))
         rest = over(1, *(a[:, whole:] for a in terms))
         return [jnp.sum(a, axis=1) + b for a, b in zip(blocks, rest, strict=True)]
 
@@ -222,36 +223,40 @@ def _chunked(
 
 
 def _forward(hidden, head, token, temperature, is_wanted, chunk, keep):
-    def one(inputs):
+    shards, n = is_wanted.shape
+
+    def sums(inputs):
         hidden, token, temperature, is_wanted = inputs
+        logits = scaled_logits(hidden, head, temperature)
+        peak = jnp.max(logits, axis=1)
+        above = _above(logits, peak)
+        weight = jnp.exp(above)
+        mass, weighed, chosen = _sums(weight, weight * above, _only(above, token))
+        logsumexp = jnp.log(mass)
+        logp, entropy = chosen - logsumexp, logsumexp - weighed / mass
+        return tuple(jnp.where(is_wanted, a, 0.0) for a in (logp, entropy, peak, logsumexp)), logits
 
-        def compute():
-            logits = scaled_logits(hidden, head, temperature)
-            peak = jnp.max(logits, axis=1)
-            above = _above(logits, peak)
-            weight = jnp.exp(above)
-            mass, weighed, chosen = _sums(weight, weight * above, _only(above, token))
-            logsumexp = jnp.log(mass)
-            logp, entropy = chosen - logsumexp, logsumexp - weighed / mass
-            logp, entropy = (jnp.where(is_wanted, a, 0.0) for a in (logp, entropy))
-            return (logp, entropy, peak, logsumexp), logits if keep else None
+    def at_once(count):
+        return jax.tree.map(lambda a: _filled(a, shards, n), sums(_first(inputs, count)))
 
-        nothing = jax.tree.map(
-            lambda a: jnp.zeros_like(temperature, jnp.float32, shape=a.shape),
-            jax.eval_shape(compute),
-        )
-        return jax.lax.cond(jnp.any(is_wanted), compute, lambda: nothing)
+    def one(inputs):
+        nothing = (jnp.zeros_like(inputs[2], jnp.float32),) * 4
+        return jax.lax.cond(jnp.any(inputs[3]), lambda: sums(inputs)[0], lambda: nothing)
 
     inputs = hidden, token, temperature, is_wanted
-    found, logits = jax.lax.map(one, _split(inputs, chunk))
-    logp, *sums = (_join(a, hidden.shape[0]) for a in found)
+    if keep:
+        found, logits = _by_wanted(is_wanted, chunk, at_once)
+    else:
+        found = [_join(a, shards) for a in jax.lax.map(one, _split(inputs, chunk))]
+        logits = None
+    logp, *sums_kept = found
     # With these the backward pass sums nothing over the vocabulary.
-    return (logp, sums[0]), (hidden, head, token, temperature, is_wanted, sums, logits)
+    return (logp, sums_kept[0]), (hidden, head, token, temperature, is_wanted, sums_kept, logits)
 
 
 def _backward(chunk, keep, saved, cotangents):
     hidden, head, token, temperature, is_wanted, sums, all_logits = saved
-    shards = hidden.shape[0]
+    shards, n = is_wanted.shape
     product = functools.partial(
         jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
     )
@@ -259,37 +264,68 @@ def _backward(chunk, keep, saved, cotangents):
     def by_shard(grad, hidden):
         if shards == 1:  # without a batch axis: a third faster on CPU
             return product("NV,ND->VD", grad, hidden)[None]
-        grad, hidden = (a.reshape(shards, chunk, -1) for a in (grad, hidden))  # N -> R, n
+        grad, hidden = (a.reshape(shards, -1, a.shape[1]) for a in (grad, hidden))  # N -> R, n
         return product("RNV,RND->RVD", grad, hidden)
 
-    def one(head_grad, inputs):
-        (hidden, token, temperature, is_wanted, sums, (logp_grad, entropy_grad)), kept = inputs
+    def grads(inputs, logits):
+        """Of the head, by shards, and of the hidden states."""
+        hidden, token, temperature, is_wanted, sums, (logp_grad, entropy_grad) = inputs
         entropy, peak, logsumexp = sums
+        log_probs = logits - peak[:, None] - logsumexp[:, None]
+        # d logp / d z = onehot - p;  d H / d z = -p (log p + H)
+        of_entropy = entropy_grad[:, None] * (log_probs + entropy[:, None])
+        grad = jnp.where(_is_token(logits, token), logp_grad[:, None], 0.0)
+        grad -= jnp.exp(log_probs) * (logp_grad[:, None] + of_entropy)
+        grad = jnp.where(is_wanted[:, None], grad / temperature[:, None], 0.0)
+        # The float32 operand is cast to the model's dtype only for the product, so that a
+        # bf16 model multiplies in bf16; sums stay in float32.
+        grad = grad.astype(head.dtype)
+        hidden_grad = product("NV,VD->ND", grad, head).astype(hidden.dtype)
+        return by_shard(grad, hidden), hidden_grad
 
+    def at_once(count):
+        head_grad, hidden_grad = grads(_first(inputs, count), _first(all_logits, count))
+        return head_grad, _filled(hidden_grad, shards, n)
+
+    def one(head_grad, inputs):
         def compute():
-            logits = kept if keep else scaled_logits(hidden, head, temperature)
-            log_probs = logits - peak[:, None] - logsumexp[:, None]
-            # d logp / d z = onehot - p;  d H / d z = -p (log p + H)
-            of_entropy = entropy_grad[:, None] * (log_probs + entropy[:, None])
-            grad = jnp.where(_is_token(logits, token), logp_grad[:, None], 0.0)
-            grad -= jnp.exp(log_probs) * (logp_grad[:, None] + of_entropy)
-            grad = jnp.where(is_wanted[:, None], grad / temperature[:, None], 0.0)
-            # The float32 operand is cast to the model's dtype only for the product, so that a
-            # bf16 model multiplies in bf16; sums stay in float32.
-            grad = grad.astype(head.dtype)
-            hidden_grad = product("NV,VD->ND", grad, head).astype(hidden.dtype)
-            return head_grad + by_shard(grad, hidden), hidden_grad
+            more, hidden_grad = grads(inputs, scaled_logits(inputs[0], head, inputs[2]))
+            return head_grad + more, hidden_grad
 
-        return jax.lax.cond(
-            jnp.any(is_wanted), compute, lambda: (head_grad, jnp.zeros_like(hidden))
-        )
+        nothing = head_grad, jnp.zeros_like(inputs[0])
+        return jax.lax.cond(jnp.any(inputs[3]), compute, lambda: nothing)
 
-    # A sum for each shard, so that devices add theirs up once and not for every chunk.
-    nothing = jnp.broadcast_to(jnp.zeros_like(head, jnp.float32)[None], (shards, *head.shape))
-    inputs = _split((hidden, token, temperature, is_wanted, sums, cotangents), chunk)
-    head_grad, hidden_grad = jax.lax.scan(one, nothing, (inputs, all_logits))
+    inputs = hidden, token, temperature, is_wanted, sums, cotangents
+    if keep:
+        head_grad, hidden_grad = _by_wanted(is_wanted, chunk, at_once)
+    else:
+        # A sum for each shard, so that devices add theirs up once and not for every chunk.
+        nothing = jnp.broadcast_to(jnp.zeros_like(head, jnp.float32)[None], (shards, *head.shape))
+        head_grad, hidden_grad = jax.lax.scan(one, nothing, _split(inputs, chunk))
+        hidden_grad = _join(hidden_grad, shards)
     head_grad = jnp.sum(head_grad, axis=0).astype(head.dtype)
-    return _join(hidden_grad, shards), head_grad, None, jnp.zeros_like(temperature), None
+    return hidden_grad, head_grad, None, jnp.zeros_like(temperature), None
+
+
+def _by_wanted(is_wanted, chunk, at_once):
+    """at_once(count), count being the fewest tokens of a shard in whole chunks that hold all wanted
+    ones, which come first. Each count that may be needed is a branch of the program."""
+    n = is_wanted.shape[1]
+    step = chunk * -(-n // chunk // _BRANCHES)
+    needed = jnp.max(jnp.sum(is_wanted, axis=1))
+    branches = [functools.partial(at_once, count) for count in (*range(0, n, step), n)]
+    return jax.lax.switch(-(-needed // step), branches)
+
+
+def _first(arrays, count):
+    """R, n -> N: the first tokens of each shard."""
+    return jax.tree.map(lambda a: a[:, :count].reshape(-1, *a.shape[2:]), arrays)
+
+
+def _filled(a, shards, n):
+    """N -> R, n, with zeros behind each shard's tokens."""
+    a = a.reshape(shards, -1, *a.shape[1:])
+    return jnp.pad(a, ((0, 0), (0, n - a.shape[1]), *((0, 0),) * (a.ndim - 2)))
 
 
 def _split(arrays, chunk):
