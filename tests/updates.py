@@ -136,13 +136,16 @@ def norm(tree):
 
 
 def assert_same(found, expected, batch):
-    """To rounding: the loss by sum |weight x advantage|, the gradient by its norm."""
+    """To rounding: the loss by sum |weight x advantage|, each leaf of the gradient by its norm."""
     scale = np.sum(np.abs(batch.weight * batch.adv))
     assert scale > 0
     assert abs(found[0] - expected[0]) < 1e-5 * scale
     assert norm(expected[1]) > 1e-3
     difference = jax.tree.map(np.subtract, found[1], expected[1])
-    assert norm(difference) < 1e-5 * norm(expected[1])
+    for (path, wrong), right in zip(
+        jax.tree.leaves_with_path(difference), jax.tree.leaves(expected[1]), strict=True
+    ):
+        assert norm(wrong) < 1e-5 * norm(right), jax.tree_util.keystr(path)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4), found[2], expected[2]
     )
