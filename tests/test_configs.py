@@ -17,6 +17,7 @@ from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.params import declare
 from jaxrl_vr.sharding import TRAIN_RULES, MeshConfig, make_mesh
 from jaxrl_vr.train.arithmetic import arithmetic
+from jaxrl_vr.train.check import oddities
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.rl_stage import RlStage
 from jaxrl_vr.train.stages import TrainStage
@@ -60,6 +61,10 @@ def test_resolved_config_loads_back(path, tmp_path):
     config = load(RunConfig, config_files(path))
     (tmp_path / "resolved.toml").write_text(dump(config))
     assert load(RunConfig, [tmp_path / "resolved.toml"]) == config
+
+
+def test_no_option_is_set_that_cannot_act(path):
+    assert oddities(load(RunConfig, config_files(path))) == []
 
 
 def test_arithmetic_tells_every_training_stage(path):

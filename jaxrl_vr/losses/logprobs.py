@@ -148,7 +148,7 @@ def token_logprobs(
     hidden, head, temperature = (
         x * constant_of(1, x.dtype, *differing) for x in (filled[0], head, filled[2])
     )
-    keep = order.shape[1] * sizes["V"] <= kept_logits
+    keep = 0 < order.shape[1] * sizes["V"] <= kept_logits
     outputs: Any = _chunked(hidden, head, filled[1], temperature, filled[3], chunk, keep)
     back = jnp.zeros((shards, part), jnp.float32)
     logp, entropy = (jax.vmap(_put_or_drop)(back, order, a).reshape(-1) for a in outputs)

@@ -65,8 +65,8 @@ def attention(
 def takes_dealt(num_tokens: int, backend: Backend) -> bool:
     """Whether rows of these tokens are to be dealt, on the mesh that is set."""
     # The kernels may take the part of a device and not the half of it.
-    has_kernel = _has_kernel(backend, num_tokens // num_parts(num_tokens), num_tokens)
-    return can_deal(num_tokens, LANES if has_kernel else 1)
+    by_kernel = has_kernel(backend, num_tokens // num_parts(num_tokens), num_tokens)
+    return can_deal(num_tokens, LANES if by_kernel else 1)
 
 
 def _on_devices(
@@ -116,7 +116,7 @@ def kernels(
 ) -> tuple[Any, ...]:
     """The TPU's for rows that are split into parts, one for each chunk that a device has of a row;
     None in its place where plain XLA attends."""
-    if not _has_kernel(backend, num_tokens // parts, num_tokens):
+    if not has_kernel(backend, num_tokens // parts, num_tokens):
         return (None, None) if is_dealt else (None,)
     make = functools.partial(
         splash, num_heads, parts=parts, interpret=backend == "splash_interpreted"
@@ -127,7 +127,8 @@ def kernels(
     return make(half, num_tokens), from_the_last(make(half, num_tokens, start=half), parts)
 
 
-def _has_kernel(backend: Backend, num_queries: int, num_keys: int) -> bool:
+def has_kernel(backend: Backend, num_queries: int, num_keys: int) -> bool:
+    """Whether a TPU kernel attends so many queries and keys of a row; plain XLA does otherwise."""
     return backend.startswith("splash") and takes(num_queries, num_keys)
 
 

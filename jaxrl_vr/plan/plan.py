@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from jaxrl_vr.metrics.chips import Chip
+from jaxrl_vr.models.attention import has_kernel
 from jaxrl_vr.models.blockwise import mean_columns
 from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params, update_flops
 from jaxrl_vr.models.transformer import Transformer
@@ -134,7 +135,7 @@ def planned(
     ) -> Compiled:
         # Kernels' products are not in the text.
         kernels = 0.0
-        if of_model.attention != "xla":
+        if has_kernel(of_model.attention, length // mesh.shape["context"], length):
             kernels = (
                 passes * attention_flops(of_model.arch, rows * causal_pairs(length)) / mesh.size
             )

@@ -43,8 +43,9 @@ _COLLECTIVES = (
 _FREE = ("parameter", "tuple", "get-tuple-element", "bitcast", "constant", "while", "conditional")
 
 Trips = Callable[[str], float]
-Branch = Callable[[str], Callable[..., str]]
 """How often the loop of a line is run, where the compiler does not know."""
+Branch = Callable[[str], Callable[..., str]]
+"""Which of the branches of a line's conditional counts, by cycles: `max` or `min`."""
 
 
 @dataclasses.dataclass(frozen=True)

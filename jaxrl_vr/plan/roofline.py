@@ -128,6 +128,7 @@ def estimate(
     teacher: int = 0,
     critic_bytes: int = 0,
     scores: int = 0,
+    epochs: int = 1,
     has_average: bool = False,
     cache_tokens: int = 0,
 ) -> Estimate:
@@ -135,7 +136,7 @@ def estimate(
 
     Args:
       arch: of the model.
-      rollouts: of a step, one update on all of them.
+      rollouts: of a step, which updates go through once in every epoch.
       choice: of mesh, micro-batch and remat.
       network: of the devices.
       row_length: tokens of a packed row.
@@ -146,6 +147,7 @@ def estimate(
       teacher: parameters of one.
       critic_bytes: of a critic of the model's size that learns beside it, over all devices.
       scores: passes of the model over a step's tokens before the updates.
+      epochs: how often the updates of a step go through its rollouts.
       has_average: whether one more copy of the weights is kept, their moving average.
       cache_tokens: that the sampler's cache has room for, over all devices; 0: all of its slots.
     """
@@ -189,7 +191,7 @@ def estimate(
         "kv_cache": cache,
     }
     rows = num_micro * choice.rows
-    passes = Passes.of(choice.remat, 1 + (critic_bytes > 0), scores)
+    passes = Passes.of(choice.remat, epochs * (1 + (critic_bytes > 0)), scores)
     side = chip.matrix_side
     weights = padded_weights(arch, choice.tensor, side)
     pairs = rows * causal_pairs(row_length)
@@ -284,7 +286,7 @@ class Passes:
 
     @classmethod
     def of(cls, remat: Remat, updates: int, scores: int) -> Passes:
-        """Those of so many models that learn, and so many scores before they do."""
+        """Those of so many times that models learn, and so many scores before they do."""
         return cls(updates + scores, updates, updates * (remat == "block"))
 
     @property

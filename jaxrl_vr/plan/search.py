@@ -286,6 +286,7 @@ def _estimate(
         teacher=_teacher_params(config, stage, arch),
         critic_bytes=_critic_bytes(stage, arch),
         scores=stage.num_scores + (stage.critic is not None),
+        epochs=stage.epochs,
         has_average=stage.ema is not None,
         cache_tokens=config.engine.cache_tokens,
     )

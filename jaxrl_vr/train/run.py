@@ -132,9 +132,14 @@ def build(config: RunConfig) -> tuple[jax.sharding.Mesh, Built, Mixtures]:
     """The devices, the model and (still to be opened) the data of a run.
 
     Raises:
-      ValueError: the config does not fit devices or model.
+      ValueError: the config does not fit devices or model; several hosts.
     """
     keep_compiled()
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"JAX sees {jax.process_count()} hosts, and a run is on the devices of one so far; "
+            "start it on a slice with one host, or plan it for this one: jaxrl-vr plan"
+        )
     built = build_model(config)
     mesh = checked_mesh(config, built.model.arch, lambda: make_mesh(config.mesh))
     device, model = mesh.devices.flat[0], built.model

@@ -304,9 +304,10 @@ def test_wrong_shapes(wrong, says):
         token_logprobs(**{**arrays, **wrong})
 
 
+@pytest.mark.parametrize("kept_logits", [0, 1000], ids=["again", "kept"])
 @pytest.mark.parametrize("is_masked", [True, False])
 @pytest.mark.parametrize("chunk", [1, 3, None])
-def test_in_shard_map_equals_plain(chunk, is_masked):
+def test_in_shard_map_equals_plain(chunk, is_masked, kept_logits):
     """Tokens over the devices, one head for all of them: its gradient is the sum of theirs."""
     rng = np.random.default_rng(0)
     num = 8 * 5
@@ -314,12 +315,13 @@ def test_in_shard_map_equals_plain(chunk, is_masked):
     arrays = {
         "token": rng.integers(0, len(HEAD), num).astype(np.int32),
         "temperature": rng.uniform(0.5, 2, num).astype(np.float32),
-        "mask": rng.random(num) < 0.6 if is_masked else None,
+        # One device has nothing that is wanted.
+        "mask": (rng.random(num) < 0.6) & (np.arange(num) >= 5) if is_masked else None,
     }
     weight = rng.normal(size=(2, num)).astype(np.float32)
 
     def total(hidden, head, arrays, weight):
-        found = token_logprobs(hidden, head, **arrays, chunk=chunk)
+        found = token_logprobs(hidden, head, **arrays, chunk=chunk, kept_logits=kept_logits)
         return sum(jnp.sum(w * x) for w, x in zip(weight, found, strict=True))
 
     rows = jax.P("data")
@@ -334,3 +336,10 @@ def test_in_shard_map_equals_plain(chunk, is_masked):
     expected = jax.jit(jax.value_and_grad(total, (0, 1)))(hidden, HEAD, arrays, weight)
     close = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
     jax.tree.map(close, found, expected)
+
+
+def test_no_tokens_have_no_gradient():
+    none = jnp.zeros((0, D)), jnp.asarray(HEAD), jnp.zeros(0, jnp.int32), jnp.zeros(0)
+    found = jax.grad(lambda *args: jnp.sum(token_logprobs(*args)[0]), argnums=(0, 1))(*none)
+    assert found[0].shape == (0, D)
+    np.testing.assert_array_equal(found[1], np.zeros((V, D)))

@@ -73,6 +73,19 @@ def test_a_critic_doubles_an_update_whatever_bounds_it(limit):
     assert alone > 0 and beside == pytest.approx(2 * alone)
 
 
+def test_each_epoch_takes_as_long():
+    laid_out = (
+        SMALL,
+        Rollouts(1, 1, 44, 20),
+        Choice(1, 4, 1, 2, 4, "block"),
+        Network.of(CHIPS["v5e"], 8),
+    )
+    sizes = dict(row_length=64, slots=1, itemsize=2, moment_bytes=0)
+    one, four = (estimate(*laid_out, **sizes, epochs=n) for n in (1, 4))
+    assert one.update_s > 0 and four.update_s == pytest.approx(4 * one.update_s)
+    assert (four.memory, four.rollout_s) == (one.memory, one.rollout_s)
+
+
 def test_sums_over_tensor_are_waited_for_and_gathers_over_fsdp_are_not():
     """By hand: 64 tokens of width 8 in bfloat16 are 1024 bytes. One micro-batch of 3 layers with
     remat block has 2 x 3 + 1 sums forward, as many backward and 3 again; each moves half of them in

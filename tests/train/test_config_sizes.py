@@ -207,3 +207,10 @@ max_prompt_tokens = 4
     said = call(capsys, *args, "stages.grpo.micro.row_length=16", code=2)
     assert "fills at most 8 rows, and micro.rows = 8; raise stages.grpo.prompts until" in said
     call(capsys, *args, "stages.grpo.micro.row_length=8")
+
+
+def test_several_hosts_are_refused(tmp_path, capsys, monkeypatch):
+    # Each would sample as if alone, or read arrays that another holds.
+    monkeypatch.setattr("jax.process_count", lambda *_: 4)
+    said = call(capsys, "train", config(tmp_path, rl("grpo")), code=2)
+    assert "JAX sees 4 hosts, and a run is on the devices of one so far" in said
