@@ -121,11 +121,20 @@ def axis_sizes(config: MeshConfig, num_devices: int) -> dict[str, int]:
 
 
 def placed_devices(shape: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
-    """Devices of one slice in the order of a mesh of this shape, by where they are.
+    """Devices in the order of a mesh of this shape, by where they are.
+
+    Those of several slices split `data`, the first axis, whose exchanges are the fewest.
 
     Raises:
-      ValueError: an axis finds no place among them.
+      ValueError: an axis finds no place among them, or `data` does not split over the slices.
     """
+    slices: dict[int, list[Any]] = {}
+    for device in devices:
+        slices.setdefault(getattr(device, "slice_index", 0), []).append(device)
+    if len(slices) > 1:
+        check_slices(shape[0], len(slices))
+        part = shape[0] // len(slices), *shape[1:]
+        return np.concatenate([placed_devices(part, slices[i]) for i in sorted(slices)])
     try:
         # An axis may take part of one of the network's: 8 of the 16 chips of a side.
         return create_device_mesh(shape, devices, allow_split_physical_axes=True)
@@ -135,6 +144,18 @@ def placed_devices(shape: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
             f"mesh: {axes} finds no place on {len(devices)} devices of {devices[0].device_kind}; "
             "choose sizes that divide the sides of the slice"
         ) from error
+
+
+def check_slices(data: int, num_slices: int) -> None:
+    """
+    Raises:
+      ValueError: the axis `data` does not split over so many slices.
+    """
+    if data % num_slices:
+        raise ValueError(
+            f"mesh.data = {data} with {num_slices} slices: only data goes over the network between "
+            f"slices; set mesh.data to a multiple of {num_slices}"
+        )
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:

@@ -1,9 +1,10 @@
 """Causal attention of packed rows, on the devices of a mesh, by the backend that is asked for.
 
-Rows are split over `data` and `fsdp`, heads over `tensor`; where kv heads are fewer than its
-devices, the query heads of each are. Of a row that is split over `context` each device has its own
-queries and gathers the keys and values of the whole, which grouped heads make small. Blocks that
-lie behind all queries are skipped, so rows are best dealt (dealt.py).
+Rows are split over `data` and `fsdp`, heads over `tensor`; where its devices do not divide the kv
+heads, the query heads of each are, or each kv head goes to several devices. Of a row that is split
+over `context` each device has its own queries and gathers the keys and values of the whole, which
+grouped heads make small. Blocks that lie behind all queries are skipped, so rows are best dealt
+(dealt.py).
 
 B rows, T tokens, H query heads, K kv heads, R = H / K, Q head dim.
 """
@@ -11,6 +12,7 @@ B rows, T tokens, H query heads, K kv heads, R = H / K, Q head dim.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -56,10 +58,22 @@ def attention(
     """
     check("BTHQ, BTKQ, BTKQ, BT", q=q, k=k, v=v, segment_ids=segment_ids)
     B, T, H, Q = q.shape
+    if (copies := _copies(H, k.shape[2])) > 1:
+        k, v = (jnp.repeat(a, copies, axis=2) for a in (k, v))
     K = k.shape[2]
     grouped = q.reshape(B, T, K, H // K, Q).transpose(0, 2, 3, 1, 4)  # H -> K, R
     out = _on_devices(grouped, k.swapaxes(1, 2), v.swapaxes(1, 2), segment_ids, backend, is_dealt)
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape)  # K, R -> H
+
+
+def _copies(num_heads: int, num_kv_heads: int) -> int:
+    """Of each kv head, so that the mesh that is set can split them, where it can split neither them
+    nor the query heads of each: else all its devices would attend with all heads."""
+    mesh = current_mesh()
+    split = 1 if mesh is None else mesh.shape.get("tensor", 1)
+    if num_kv_heads % split == 0 or num_heads // num_kv_heads % split == 0 or num_heads % split:
+        return 1
+    return math.lcm(num_kv_heads, split) // num_kv_heads
 
 
 def takes_dealt(num_tokens: int, backend: Backend) -> bool:

@@ -20,10 +20,10 @@ from jaxrl_vr.plan.report import Compiled, compiled
 from jaxrl_vr.plan.roofline import mean_share
 from jaxrl_vr.plan.search import roofline_plan
 from jaxrl_vr.plan.steps import Lowered
-from jaxrl_vr.plan.topology import chip_of, devices, layout, mesh_of, places
+from jaxrl_vr.plan.topology import chip_of, devices, layout, places
 from jaxrl_vr.sampler.plans import POOL_MEMBERS
 from jaxrl_vr.sampler.sizes import Sizes, check_attention
-from jaxrl_vr.sharding import local_bytes
+from jaxrl_vr.sharding import local_bytes, make_mesh
 from jaxrl_vr.train.check import check_optimizers, checked_mesh
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.micro import NoRowFits, is_out_of_memory
@@ -67,7 +67,7 @@ def plan(
     check_optimizers(config, model)
     if found.teacher is not None:
         teacher(config, model, found.teacher)
-    mesh = mesh_of(config.mesh, devices(topology, num_slices), num_slices)
+    mesh = make_mesh(config.mesh, devices(topology, num_slices))
     try:
         return planned(config, found, model, mesh, chip, topology, say)
     except jax.errors.JaxRuntimeError as error:

@@ -10,16 +10,13 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Sequence
 from typing import Any
 
-import jax
-import numpy as np
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh
 
 from jaxrl_vr.metrics.chips import CHIPS, KINDS, Chip
 from jaxrl_vr.plan.network import Network
-from jaxrl_vr.sharding import MESH_AXES, MeshConfig, axis_sizes, make_mesh, placed_devices
+from jaxrl_vr.sharding import MeshConfig, axis_sizes, check_slices, placed_devices
 
 NO_LIBTPU = 'libtpu is not installed: pip install "jax[tpu]"'
 _MOST_DEVICES = 2**17
@@ -173,31 +170,9 @@ def layout(config: MeshConfig, topology: str, num_slices: int = 1) -> AbstractMe
     Raises:
       ValueError: the axes do not make up the devices, or `data` does not split over the slices.
     """
-    sizes = _sizes_over(config, num_devices(topology, num_slices), num_slices)
+    sizes = axis_sizes(config, num_devices(topology, num_slices))
+    check_slices(sizes["data"], num_slices)
     return AbstractMesh(tuple(sizes.values()), tuple(sizes))
-
-
-def mesh_of(config: MeshConfig, found: Sequence[Any], num_slices: int) -> jax.sharding.Mesh:
-    """The mesh of a config over devices; slices split `data`, whose exchanges are the fewest.
-
-    Raises:
-      ValueError: the axes do not make up the devices, or `data` does not split over the slices.
-    """
-    if num_slices == 1:
-        return make_mesh(config, found)
-    sizes = _sizes_over(config, len(found), num_slices)
-    devices = _by_slice(tuple(sizes.values()), found)
-    return jax.sharding.Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
-
-
-def _sizes_over(config: MeshConfig, number: int, num_slices: int) -> dict[str, int]:
-    sizes = axis_sizes(config, number)
-    if sizes["data"] % num_slices:
-        raise ValueError(
-            f"mesh.data = {sizes['data']} with {num_slices} slices: only data goes over the "
-            f"network between slices; set mesh.data to a multiple of {num_slices}"
-        )
-    return sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -259,15 +234,8 @@ def network_of(topology: str, mesh: tuple[int, ...], num_slices: int = 1) -> Net
     chip = chip_of(topology)
     if chip.is_gpu:
         return Network.of(chip, math.prod(mesh))
-    found = places(topology, num_slices)
-    laid = placed_devices(mesh, found) if num_slices == 1 else _by_slice(mesh, found)
+    laid = placed_devices(mesh, places(topology, num_slices))
     return Network.of_placed(chip, laid.reshape(-1).tolist())
-
-
-def _by_slice(shape: Sequence[int], found: Sequence[Any]) -> np.ndarray:
-    devices = np.empty(len(found), object)
-    devices[:] = sorted(found, key=lambda device: device.slice_index)
-    return devices.reshape(shape)
 
 
 def _sizes(shape: str) -> list[int]:

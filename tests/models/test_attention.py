@@ -179,6 +179,24 @@ def test_devices_do_not_matter(backend, T, axes):
         assert_all_close(with_gradients(split, q, k, v), expected, atol=2e-5)
 
 
+@pytest.mark.parametrize("heads, kv_heads", [(4, 2), (12, 6), (12, 2)])
+def test_heads_are_split_where_devices_divide_neither_kv_heads_nor_the_queries_of_each(
+    heads, kv_heads
+):
+    q, k, v, segments = arrays = inputs(heads, kv_heads, T=64, Q=16)
+    expected = with_gradients(lambda q, k, v: attention(q, k, v, segments), q, k, v)
+
+    def flops(mesh):
+        with jax.set_mesh(mesh):
+            return jax.jit(attention).lower(*arrays).compile().cost_analysis()["flops"]
+
+    one, four = (make_mesh(MeshConfig(tensor=n), jax.devices()[:n]) for n in (1, 4))
+    with jax.set_mesh(four):
+        found = with_gradients(lambda q, k, v: jax.jit(attention)(q, k, v, segments), q, k, v)
+    assert_all_close(found, expected, atol=2e-5)
+    assert 4 * flops(four) < 1.1 * flops(one)
+
+
 def test_the_kernels_are_left_where_rows_are_no_multiple_of_their_blocks():
     q, k, v, segments = inputs(T=100)
     got = attention(*f32(q, k, v), segments, backend="splash_interpreted")

@@ -24,8 +24,8 @@ from jaxrl_vr.plan.plan import plan
 from jaxrl_vr.plan.report import axes_of, table
 from jaxrl_vr.plan.roofline import Choice, estimate
 from jaxrl_vr.plan.search import ranked, roofline_plan
-from jaxrl_vr.plan.topology import mesh_of, num_devices
-from jaxrl_vr.sharding import MeshConfig, axis_sizes, make_mesh
+from jaxrl_vr.plan.topology import num_devices, places
+from jaxrl_vr.sharding import MeshConfig, axis_sizes, make_mesh, placed_devices
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.limits import Rollouts
 from jaxrl_vr.train.update import Learner
@@ -381,17 +381,13 @@ def test_what_is_wrong_is_said_before_libtpu_is_needed(
     assert message in text
 
 
-class Device:
-    """A device of a slice."""
-
-    def __init__(self, id, slice_index):
-        self.id, self.slice_index = id, slice_index
-
-
 def test_slices_split_data_and_nothing_else():
-    found = [Device(i, i % 2) for i in range(8)]
+    found = places("v5e:2x2", 2)[::-1]
     with pytest.raises(ValueError, match="mesh.data = 1 with 2 slices"):
-        mesh_of(MeshConfig(data=1, fsdp=8), found, 2)
+        placed_devices((1, 8, 1, 1, 1), found)
+    laid = placed_devices((4, 2, 1, 1, 1), found)
+    assert set(laid.flat) == set(found)
+    assert [{device.slice_index for device in row.flat} for row in laid] == [{0}, {0}, {1}, {1}]
 
 
 def test_axes_of_a_group_of_devices():
