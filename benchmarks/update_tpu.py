@@ -32,8 +32,9 @@ from jaxrl_vr.models.transformer import Remat, Transformer
 from jaxrl_vr.plan.plan import planned_model, rl_stage
 from jaxrl_vr.plan.program import Program, memory_of
 from jaxrl_vr.plan.report import exchanges_of
-from jaxrl_vr.plan.topology import NO_LIBTPU, chip_of, devices, has_libtpu, mesh_of
+from jaxrl_vr.plan.topology import NO_LIBTPU, chip_of, devices, has_libtpu
 from jaxrl_vr.rollout.batch import Shape
+from jaxrl_vr.sharding import make_mesh
 from jaxrl_vr.train.config import RunConfig
 from jaxrl_vr.train.micro import Update, bytes_of, is_out_of_memory
 from jaxrl_vr.train.policy import learner_of, update_of
@@ -141,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     jax.config.update("jax_platforms", "cpu")
     config = load(RunConfig, [args.config], [])
     stage = rl_stage(config, None)
-    mesh = mesh_of(config.mesh, devices(args.topology), 1)
+    mesh = make_mesh(config.mesh, devices(args.topology))
     for remat in args.remat or [config.model.remat]:
         model = dataclasses.replace(planned_model(config, mesh.devices.flat[0]), remat=remat)
         update = update_of(stage, model, mesh, learner_of(stage, model, mesh))
