@@ -26,10 +26,9 @@ import jax
 
 from benchmarks.rollout_and_update import positive
 from jaxrl_vr.config import load
-from jaxrl_vr.models.attention import has_kernel
-from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params, update_flops
+from jaxrl_vr.models.flops import causal_pairs, num_params, update_flops
 from jaxrl_vr.models.transformer import Remat, Transformer
-from jaxrl_vr.plan.plan import planned_model, rl_stage
+from jaxrl_vr.plan.plan import kernel_flops, planned_model, rl_stage
 from jaxrl_vr.plan.program import Program, memory_of
 from jaxrl_vr.plan.report import exchanges_of
 from jaxrl_vr.plan.topology import NO_LIBTPU, chip_of, devices, has_libtpu
@@ -81,11 +80,8 @@ def measured(
     # Those of the kernels are not in the text: forward, twice back, and once more where a block is
     # computed again.
     passes = 4 if model.remat == "block" else 3
-    in_text = not has_kernel(
-        model.attention, shape.row_length // mesh.shape["context"], shape.row_length
-    )
-    of_kernels = 0.0 if in_text else passes * attention_flops(arch, pairs)
-    products = read.flops() * mesh.size + of_kernels
+    products = read.flops() * mesh.size
+    products += passes * kernel_flops(model, mesh, rows, shape.row_length)
     itemsize = 2 if model.dtype == "bfloat16" else 4
     gathered = itemsize * N / mesh.shape["tensor"]
     moved = sum(

@@ -133,12 +133,7 @@ def planned(
         trips: Trips | None = None,
         branch: Branch = lambda _: max,
     ) -> Compiled:
-        # Kernels' products are not in the text.
-        kernels = 0.0
-        if has_kernel(of_model.attention, length // mesh.shape["context"], length):
-            kernels = (
-                passes * attention_flops(of_model.arch, rows * causal_pairs(length)) / mesh.size
-            )
+        kernels = passes * kernel_flops(of_model, mesh, rows, length) / mesh.size
         known = trips or (lambda _: columns)
         text = Program(program.as_text() or "", trips=known, branch=branch)
         arguments = text, program.memory_analysis(), chip, mesh
@@ -289,6 +284,13 @@ def pages_before(prompt_tokens: int, sizes: Sizes) -> int:
     prefill's loop."""
     chunks = -(-prompt_tokens // sizes.prefill_tokens)
     return (chunks - 1) * sizes.prefill_tokens // (2 * sizes.page_tokens)
+
+
+def kernel_flops(model: Transformer, mesh: jax.sharding.Mesh, rows: int, length: int) -> float:
+    """Of a forward pass, what a program's text does not show: attention by kernels, of all rows."""
+    if not has_kernel(model.attention, length // mesh.shape["context"], length):
+        return 0.0
+    return attention_flops(model.arch, rows * causal_pairs(length))
 
 
 def branch_of(sampling: SamplingConfig, samples: int) -> Branch:

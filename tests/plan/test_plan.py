@@ -17,6 +17,7 @@ from jaxrl_vr.metrics.chips import CHIPS
 from jaxrl_vr.models.architecture import Architecture
 from jaxrl_vr.models.flops import attention_flops, causal_pairs, num_params
 from jaxrl_vr.models.params import declare
+from jaxrl_vr.models.transformer import Transformer
 from jaxrl_vr.plan import plan as plan_module
 from jaxrl_vr.plan import topology as topology_module
 from jaxrl_vr.plan.network import Network
@@ -388,6 +389,14 @@ def test_slices_split_data_and_nothing_else():
     laid = placed_devices((4, 2, 1, 1, 1), found)
     assert set(laid.flat) == set(found)
     assert [{device.slice_index for device in row.flat} for row in laid] == [{0}, {0}, {1}, {1}]
+
+
+@pytest.mark.parametrize("length, by_kernels", [(2048, True), (2000, False)])
+def test_products_of_kernels_are_added_only_where_kernels_attend(config_file, length, by_kernels):
+    arch = plan_module.architecture(load(RunConfig, [config_file], []))
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    found = plan_module.kernel_flops(Transformer(arch, attention="splash"), mesh, 3, length)
+    assert found == by_kernels * attention_flops(arch, 3 * causal_pairs(length))
 
 
 def test_axes_of_a_group_of_devices():
